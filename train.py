@@ -1,0 +1,501 @@
+"""Train the Transformer to reverse strings of digits. Chapter sections 20.9-20.12.
+
+One sample, the string 7 3 0 9 5 (digit d has the id d + 3; PAD=0, BOS=1, EOS=2):
+
+    src     10  6  3 12  8  2  0  0  0  0  0  0  0  0      digits <eos>, then padding
+    tgt      1  8 12  3  6 10  2  0  0  0  0  0  0  0      <bos> reversed digits <eos>, then padding
+    tgt_in  = tgt[:-1], what the decoder reads;  tgt_out = tgt[1:], what it must say at each position
+
+Run `python train.py`; `python train.py --help` lists the options.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model import PAD_ID, Transformer
+
+# ------------------------------------------------------------------------------------------------- settings
+
+BOS_ID, EOS_ID = 1, 2
+NUM_OFFSET = 3  # digit d is id d + NUM_OFFSET, after PAD, BOS and EOS
+VOCAB_SIZE = 13  # three special tokens and ten digits
+MIN_LEN, MAX_LEN = 3, 12  # digits in a string
+SEQ_LEN = MAX_LEN + 2  # room for <bos> and <eos>
+
+CHECKPOINT = "reverse_transformer.pt"
+TRAIN_SEED, VAL_SEED, TEST_SEED = 0, 1, 2  # data seeds; --seed is for weights, dropout and shuffling
+VAL_DRAWN, VAL_SCORED = 1000, 500  # the strings scored after each epoch are the same ones every time
+TEST_SIZE = 10_000  # unseen strings for the report at the end
+ADAM = dict(lr=1.0, betas=(0.9, 0.98), eps=1e-9)  # lr 1.0 because noam_lambda gives the whole rate
+DEMO = "73095"
+
+
+# ------------------------------------------------------------------------------------------------ 20.9 data
+
+
+def make_dataset(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """n random strings and their reversals: src and tgt, each [n, SEQ_LEN] int64, laid out as shown above.
+
+    Lengths are uniform over MIN_LEN..MAX_LEN, digits uniform over 0..9; the same seed gives the same strings.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    length = torch.randint(MIN_LEN, MAX_LEN + 1, (n, 1), generator=generator)
+    digits = torch.randint(10, (n, MAX_LEN), generator=generator) + NUM_OFFSET
+    position = torch.arange(MAX_LEN)
+    src = torch.full((n, SEQ_LEN), PAD_ID)
+    tgt = torch.full((n, SEQ_LEN), PAD_ID)
+    src[:, :MAX_LEN] = digits.where(position < length, PAD_ID)
+    src.scatter_(1, length, EOS_ID)
+    backwards = digits.gather(1, (length - 1 - position).clamp(min=0))
+    tgt[:, 0] = BOS_ID
+    tgt[:, 1 : MAX_LEN + 1] = backwards.where(position < length, PAD_ID)
+    tgt.scatter_(1, length + 1, EOS_ID)
+    return src, tgt
+
+
+def drop_seen(src: Tensor, tgt: Tensor, seen_src: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of (src, tgt) whose source string does not occur in seen_src. Source rows [n, SEQ_LEN]."""
+    place_value = VOCAB_SIZE ** torch.arange(SEQ_LEN)  # a row read as a number in base 13: below 2^52
+    unseen = ~torch.isin((src * place_value).sum(1), (seen_src * place_value).sum(1))
+    return src[unseen], tgt[unseen]
+
+
+def encode_digits(digits: str) -> Tensor:
+    """ "73095" -> [1, 6] source ids with <eos>, no padding."""
+    return torch.tensor([[int(d) + NUM_OFFSET for d in digits] + [EOS_ID]])
+
+
+def token_name(token_id: int) -> str:
+    """3 -> "0", 1 -> "<bos>": how an id is written for a person."""
+    return ("<pad>", "<bos>", "<eos>")[token_id] if token_id < NUM_OFFSET else str(token_id - NUM_OFFSET)
+
+
+def decode_digits(ids: Tensor) -> str:
+    """[L] ids -> the digits up to the first <eos>, as a string."""
+    names = [token_name(i) for i in ids.tolist()]
+    return "".join(names[: names.index("<eos>")] if "<eos>" in names else names)
+
+
+# ------------------------------------------------------------------------------------------- 20.10 training
+
+
+def teacher_forcing(tgt: Tensor) -> tuple[Tensor, Tensor]:
+    """tgt [B, L] -> tgt_in [B, L-1], tgt_out [B, L-1]: at each position read one, predict the other."""
+    return tgt[:, :-1], tgt[:, 1:]
+
+
+def noam_lambda(d_model: int, warmup: int) -> Callable[[int], float]:
+    """Learning-rate factor for `LambdaLR`: d_model^-0.5 * min(step^-0.5, step * warmup^-1.5).
+
+    LambdaLR counts from 0, the formula from 1, so the peak is at update number `warmup`. ValueError when
+    warmup < 1. Source: Vaswani et al. 2017, section 5.3.
+    """
+    if warmup < 1:
+        raise ValueError(f"warmup={warmup}: must be at least 1")
+    return lambda step: d_model**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
+
+
+def loss_sum(logits: Tensor, tgt_out: Tensor) -> Tensor:
+    """logits [B, Lt, V] of any dtype, tgt_out [B, Lt] -> summed cross-entropy in nats, fp32; PAD counts 0."""
+    return F.cross_entropy(
+        logits.float().flatten(0, 1), tgt_out.flatten(), ignore_index=PAD_ID, reduction="sum"
+    )
+
+
+def train_step(model, optimizer, scheduler, src: Tensor, tgt: Tensor, precision: str = "fp32") -> Tensor:
+    """One update on src and tgt [B, L] -> [3]: loss sum, right tokens, tokens; no sync with the host."""
+    tgt_in, tgt_out = teacher_forcing(tgt)
+    with torch.autocast(src.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        logits = model(src, tgt_in)
+    real = tgt_out != PAD_ID
+    tokens, total = real.sum(), loss_sum(logits, tgt_out)
+    optimizer.zero_grad(set_to_none=True)
+    (total / tokens.clamp(min=1)).backward()  # a batch of nothing but padding has loss 0, not 0 / 0
+    optimizer.step()
+    scheduler.step()
+    right = ((logits.detach().argmax(-1) == tgt_out) & real).sum()
+    return torch.stack([total.detach(), right, tokens])
+
+
+def train_epoch(
+    model, optimizer, scheduler, src: Tensor, tgt: Tensor, batch_size: int, precision: str, label: str = ""
+) -> tuple[float, float]:
+    """One pass over (src, tgt) [n, L] in shuffled batches, a short last one dropped -> loss, token accuracy.
+
+    Both are means over all tokens of the epoch, under teacher forcing, with dropout on.
+    """
+    model.train()
+    batches = torch.randperm(len(src)).to(src.device).split(batch_size)[: len(src) // batch_size]
+    totals = torch.zeros(3, device=src.device)
+    for number, rows in enumerate(batches, start=1):
+        totals += train_step(model, optimizer, scheduler, src[rows], tgt[rows], precision)
+        if number % 20 == 0:
+            show_progress(f"{label}step {number}/{len(batches)}")
+    show_progress("")
+    loss, right, tokens = totals.tolist()
+    return loss / tokens, right / tokens
+
+
+# ------------------------------------------------------------------------------------------ 20.11 inference
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within: eval mode and no gradients. After: every module back in the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN) -> Tensor:
+    """Free-running decoding: src [B, Ls] -> ids [B, T], T <= max_len, without <bos>, PAD after <eos>.
+
+    The encoder runs once; each step feeds back the likeliest token, until every row has ended. `max_len`
+    bounds the new tokens, <eos> counted; ValueError when the model's position table is shorter.
+    """
+    if max_len > model.settings["max_len"]:
+        raise ValueError(
+            f"max_len={max_len}: must not exceed the model's max_len={model.settings['max_len']}"
+        )
+    tgt = src.new_full((src.size(0), 1), BOS_ID)
+    finished = torch.zeros(src.size(0), dtype=torch.bool, device=src.device)
+    with evaluating(model):
+        memory, src_mask = model.encode(src)
+        for _ in range(max_len):
+            logits, _ = model.decode(tgt, memory, src_mask)
+            last = logits[:, -1]
+            last[:, [PAD_ID, BOS_ID]] = -torch.inf  # neither is ever a target
+            new = last.argmax(-1).masked_fill(finished, PAD_ID)
+            tgt = torch.cat([tgt, new[:, None]], dim=1)
+            finished |= new == EOS_ID
+            if finished.all():
+                break
+    return tgt[:, 1:]
+
+
+def exact_rows(model: Transformer, src: Tensor, tgt: Tensor, batch_size: int = 500) -> Tensor:
+    """src and tgt [n, L] -> bool [n]: does the greedy output equal the target, up to and with <eos>?"""
+    parts = []
+    for src_part, tgt_part in zip(src.split(batch_size), tgt[:, 1:].split(batch_size), strict=True):
+        output = greedy_decode(model, src_part, max_len=tgt_part.size(1))
+        output = F.pad(output, (0, tgt_part.size(1) - output.size(1)), value=PAD_ID)
+        parts.append((output == tgt_part).all(1))  # after <eos> both hold PAD
+        show_progress(f"decoded {sum(map(len, parts)):,}/{len(src):,}")
+    show_progress("")
+    return torch.cat(parts)
+
+
+def exact_match(model: Transformer, src: Tensor, tgt: Tensor) -> float:
+    """Share of rows that `exact_rows` finds right, 0 to 1."""
+    return exact_rows(model, src, tgt).float().mean().item()
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be written, read or used; the message is one line that names the file."""
+
+
+def save_checkpoint(path: Path, model, optimizer, scheduler, epoch: int, history: list, run: dict) -> None:
+    """Write all a later run needs, one dict of plain values and tensors. The file is never half written."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    checkpoint = {
+        "settings": model.settings,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
+        "epoch": epoch,
+        "history": history,  # one dict per epoch, the numbers of its log line
+        "run": run,
+    }
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: cannot be written ({error})") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: Path) -> dict:
+    """Read a file of `save_checkpoint` into CPU memory. CheckpointError where it is none."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint; run train.py first")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        missing = {
+            "settings",
+            "model",
+            "optimizer",
+            "scheduler",
+            "rng",
+            "epoch",
+            "history",
+            "run",
+        } - checkpoint.keys()
+    except Exception:  # what torch raises for a file that is not its own varies from version to version
+        raise CheckpointError(f"{path}: not a checkpoint of train.py") from None
+    if missing:
+        raise CheckpointError(f"{path}: not a checkpoint of train.py (no {', '.join(sorted(missing))})")
+    return checkpoint
+
+
+def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Transformer, dict]:
+    """Rebuild the trained model from its file, on `device`, in eval mode -> model, checkpoint."""
+    checkpoint = load_checkpoint(path)
+    try:
+        model = Transformer(**checkpoint["settings"])
+        model.load_state_dict(checkpoint["model"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: does not fit this model.py ({str(error).splitlines()[0]})") from None
+    return model.to(device).eval(), checkpoint
+
+
+def restore(checkpoint: dict, model, optimizer, scheduler) -> tuple[int, list]:
+    """Put everything back as it was when the checkpoint was written -> epoch, history."""
+    try:
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointError(f"not of this model ({str(error).splitlines()[0]})") from None
+    torch.set_rng_state(checkpoint["rng"]["cpu"])
+    if torch.cuda.is_available() and checkpoint["rng"]["cuda"] is not None:
+        torch.cuda.set_rng_state(checkpoint["rng"]["cuda"])
+    return checkpoint["epoch"], checkpoint["history"]
+
+
+# ----------------------------------------------------------------------- command line (shared by all scripts)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse whose errors are one line and whose --help shows every default."""
+
+    def __init__(self, **kwargs):
+        super().__init__(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **kwargs)
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """An argparse type: a whole number from minimum to maximum, both included."""
+    legal = f"a whole number of at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or value < minimum or (maximum is not None and value > maximum):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {legal}")
+        return value
+
+    return parse
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda if there is one"
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """--device -> torch.device. ValueError when cuda is asked for and absent."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: this machine has no usable CUDA device; use cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_precision(name: str, device: torch.device) -> tuple[str, str]:
+    """--precision -> "bf16" or "fp32", and why. auto takes bf16 where the GPU has units for it.
+
+    ValueError when bf16 is asked for on a GPU without them. fp16 would need a gradient scaler: not offered.
+    """
+    has_units = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    if name == "bf16" and not has_units:
+        raise ValueError("--precision bf16: this GPU has no bf16 units; use fp32 or auto")
+    if name != "auto":
+        return name, "as asked"
+    if device.type == "cpu":
+        return "fp32", "CPU"
+    return ("bf16", "autocast") if has_units else ("fp32", "this GPU has no bf16 units")
+
+
+def device_name(device: torch.device) -> str:
+    """For logs: the GPU's name, or how many CPU threads are used."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+def show_progress(text: str) -> None:
+    """Overwrite one line on a terminal; write nothing where stderr is a file or a pipe. "" clears it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """print that reaches a pipe at once."""
+    print(text, flush=True)
+
+
+def run_script(main: Callable[[], int | None]) -> None:
+    """Run main as a program: Ctrl-C and a closed pipe (`| head`) end it without a traceback."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left for Python's last flush
+        sys.exit(1)
+
+
+# -------------------------------------------------------------------------------------------------- the run
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="train.py", description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--epochs", type=integer(1), default=10, help="passes over the training strings, in all")
+    add("--batch-size", type=integer(1), default=64, help="strings per update")
+    add("--samples", type=integer(1, 10_000_000), default=20_000, help="training strings")
+    add("--warmup", type=integer(1), default=1000, help="updates until the learning rate peaks")
+    add("--seed", type=integer(0, 2**32 - 1), default=0, help="for weights, dropout and shuffling")
+    add_device_option(parser)
+    add(
+        "--precision",
+        choices=("auto", "bf16", "fp32"),
+        default="auto",
+        help="auto: bf16 on a GPU that has it",
+    )
+    add("--out", type=Path, default=CHECKPOINT, help="checkpoint, written after every epoch")
+    add("--resume", action="store_true", help="go on from the checkpoint at --out")
+    return parser
+
+
+def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict | None]:
+    """-> options, and the checkpoint to go on from, or None. Ends the program on anything unusable."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    checkpoint = None
+    try:
+        if args.resume:
+            checkpoint = load_checkpoint(args.out)
+            parser.set_defaults(**checkpoint["run"])  # what the first run was told need not be typed again
+            args = parser.parse_args(argv)
+            for name, value in checkpoint["run"].items():
+                if getattr(args, name) != value:
+                    option = "--" + name.replace("_", "-")
+                    raise ValueError(
+                        f"{option} {getattr(args, name)}: {args.out} was made with {value}; leave it out"
+                    )
+        if args.batch_size > args.samples:
+            raise ValueError(f"--batch-size {args.batch_size}: must not exceed --samples {args.samples}")
+        if args.out.is_dir() or not args.out.absolute().parent.is_dir():
+            raise ValueError(f"--out {args.out}: must be a file in a folder that exists")
+        args.device = choose_device(args.device)
+        args.precision, args.why = choose_precision(args.precision, args.device)
+    except ValueError as error:
+        parser.error(str(error))
+    return args, checkpoint
+
+
+def report(model: Transformer, train_src: Tensor, device: torch.device) -> None:
+    """Print exact match by length on TEST_SIZE strings that training never held, and the demo."""
+    src, tgt = drop_seen(*make_dataset(2 * TEST_SIZE, TEST_SEED), train_src)
+    src, tgt = src[:TEST_SIZE].to(device), tgt[:TEST_SIZE].to(device)
+    right, length = exact_rows(model, src, tgt), (src >= NUM_OFFSET).sum(1)
+    lengths = range(MIN_LEN, MAX_LEN + 1)
+    groups = [length == n for n in lengths] + [length > 0]
+    say(f"exact match on {len(src):,} unseen strings, free-running greedy decoding:")
+    say("  length " + "".join(f"{n:>8}" for n in [*lengths, "all"]))
+    say("  strings" + "".join(f"{int(g.sum()):>8,}" for g in groups))
+    say("  right  " + "".join(f"{right[g].float().mean().item():>8.4f}" for g in groups))
+    answer = decode_digits(greedy_decode(model, encode_digits(DEMO).to(device))[0])
+    say(f"demo: {' '.join(DEMO)} -> {' '.join(answer)}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args, checkpoint = parse_args(argv)
+    torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
+    device = args.device
+
+    train_src, train_tgt = make_dataset(args.samples, TRAIN_SEED)
+    val_src, val_tgt = drop_seen(*make_dataset(VAL_DRAWN, VAL_SEED), train_src)
+    removed = VAL_DRAWN - len(val_src)
+    src, tgt = train_src.to(device), train_tgt.to(device)
+    val_src, val_tgt = val_src[:VAL_SCORED].to(device), val_tgt[:VAL_SCORED].to(device)
+
+    torch.manual_seed(args.seed)
+    model = Transformer(VOCAB_SIZE, VOCAB_SIZE, max_len=SEQ_LEN).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True, **ADAM)
+    schedule = noam_lambda(model.settings["d_model"], args.warmup)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    epoch, history = restore(checkpoint, model, optimizer, scheduler) if checkpoint else (0, [])
+
+    steps, parameters = args.samples // args.batch_size, sum(p.numel() for p in model.parameters())
+    say(f"device   {device_name(device)}; {args.precision} ({args.why}); torch {torch.__version__}")
+    say(f"model    {parameters:,} parameters")
+    say(f"train    {args.samples:,} strings, {args.epochs} epochs x {steps} steps of {args.batch_size}")
+    say(f"valid    {VAL_DRAWN:,} drawn, {removed} of them also in training: removed; {len(val_src)} scored")
+    say(f"seed     {args.seed}; warmup {args.warmup}" + (f"; going on after epoch {epoch}" if epoch else ""))
+    say("columns  loss, token_acc: teacher-forced, training; val_exact_match: free-running, validation")
+
+    def save() -> None:
+        run = {name: getattr(args, name) for name in ("batch_size", "samples", "warmup", "seed")}
+        save_checkpoint(args.out, model, optimizer, scheduler, epoch, history, run)
+
+    try:
+        if not args.out.exists():
+            save()  # a folder that cannot be written to shows now, not after the first epoch
+        while epoch < args.epochs:
+            start, label = time.perf_counter(), f"epoch {epoch + 1}/{args.epochs}, "
+            loss, token_acc = train_epoch(
+                model, optimizer, scheduler, src, tgt, args.batch_size, args.precision, label
+            )
+            row = dict(epoch=epoch + 1, loss=loss, token_acc=token_acc)
+            row["val_exact_match"] = exact_match(model, val_src, val_tgt)
+            row["lr"] = scheduler.get_last_lr()[0]  # the next update's, as the chapter prints it
+            row["seconds"] = time.perf_counter() - start
+            epoch, history = epoch + 1, history + [row]
+            save()
+            say(
+                "epoch {epoch:2}  loss {loss:.4f}  token_acc {token_acc:.3f}  "
+                "val_exact_match {val_exact_match:.3f}  lr {lr:.2e}  {seconds:.1f} s".format(**row)
+            )
+    except KeyboardInterrupt:
+        show_progress("")
+        say(f"interrupted: {args.out} holds the run up to its last whole epoch; --resume goes on from there")
+        return 130
+    except CheckpointError as error:
+        print(f"train.py: error: --out {error}", file=sys.stderr)
+        return 2
+    say(f"trained in {sum(row['seconds'] for row in history):.1f} s, validation included")
+    report(model, train_src, device)
+    say(f"wrote {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)
