@@ -46,7 +46,8 @@ class TokenAndPosition(nn.Module):
     Embeddings start with standard deviation d_model^-0.5: after the factor sqrt(d_model) its entries are of
     the position's size. PyTorch's own N(0, 1) would drown the positions. PAD's row is zero.
 
-    ids [B, L], integers -> [B, L, d_model]. Raises ValueError when L > max_len.
+    ids [B, L], integers -> [B, L, d_model]. The first id stands at position `start`: 0, unless earlier calls
+    had the ids before it. Raises ValueError when start + L > max_len.
     """
 
     def __init__(self, vocab_size: int, d_model: int, max_len: int, dropout: float = 0.1):
@@ -59,11 +60,11 @@ class TokenAndPosition(nn.Module):
         self.scale = math.sqrt(d_model)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        length, max_len = ids.size(1), self.position.size(0)
+    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
+        length, max_len = start + ids.size(1), self.position.size(0)
         if length > max_len:
             raise ValueError(f"sequence length {length} exceeds the model's max_len={max_len}")
-        return self.drop(self.embedding(ids) * self.scale + self.position[:length])
+        return self.drop(self.embedding(ids) * self.scale + self.position[start:length])
 
 
 # ------------------------------------------------------------------------------------------ 20.3 attention
@@ -87,19 +88,36 @@ def scaled_dot_product_attention(
     return (weights if drop is None else drop(weights)) @ v, weights
 
 
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, drop: nn.Dropout | None = None
+) -> tuple[Tensor, None]:
+    """The same output from PyTorch's fused kernel, which keeps no weights to return.
+
+    A row with all keys masked comes out as 0. Source: Dao et al. 2022 (FlashAttention).
+    """
+    dropout = drop.p if drop is not None and drop.training else 0.0
+    keep = None if mask is None else ~mask  # SDPA's bool masks have the opposite sense: True = may be seen
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout), None
+
+
+ATTENTION = {"manual": scaled_dot_product_attention, "sdpa": fused_attention}
+
+
 class MultiHeadAttention(nn.Module):
     """h attentions side by side, each in its own d_k dimensions, joined by an output projection.
 
     query [B, Lq, d_model], key and value [B, Lk, d_model], mask bool, broadcastable to [B, h, Lq, Lk],
-    True = masked -> output [B, Lq, d_model], weights [B, h, Lq, Lk] as they are before dropout.
+    True = masked -> output [B, Lq, d_model], weights [B, h, Lq, Lk] as they are before dropout (None from
+    attention="sdpa"). A dict given as `cache`, empty at first, keeps keys and values from call to call: new
+    ones go behind those it holds; with key and value None there are no new ones.
     Raises ValueError when num_heads does not divide d_model. Source: Vaswani et al. 2017, section 3.2.2.
     """
 
-    def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1):
+    def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1, attention: str = "manual"):
         super().__init__()
         if num_heads < 1 or d_model % num_heads:
             raise ValueError(f"num_heads={num_heads}: must be at least 1 and divide d_model={d_model}")
-        self.num_heads, self.d_k = num_heads, d_model // num_heads
+        self.num_heads, self.d_k, self.attention = num_heads, d_model // num_heads, attention
         self.W_q = nn.Linear(d_model, d_model)
         self.W_k = nn.Linear(d_model, d_model)
         self.W_v = nn.Linear(d_model, d_model)
@@ -115,11 +133,20 @@ class MultiHeadAttention(nn.Module):
         # After transpose the memory is no longer in order: view would refuse, reshape copies.
         return x.transpose(1, 2).reshape(B, L, self.num_heads * self.d_k)  # (B, L, d_model)
 
+    def _keys_values(self, key: Tensor | None, value: Tensor | None, cache: dict) -> tuple[Tensor, Tensor]:
+        if key is not None:
+            k, v = self._split(self.W_k(key)), self._split(self.W_v(value))
+            if cache:
+                k, v = torch.cat([cache["k"], k], dim=2), torch.cat([cache["v"], v], dim=2)
+            cache["k"], cache["v"] = k, v
+        return cache["k"], cache["v"]  # (B, h, Lk, d_k) each
+
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        q, k, v = self._split(self.W_q(query)), self._split(self.W_k(key)), self._split(self.W_v(value))
-        context, weights = scaled_dot_product_attention(q, k, v, mask, self.drop)
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: Tensor | None = None, cache=None
+    ) -> tuple[Tensor, Tensor | None]:
+        q = self._split(self.W_q(query))
+        k, v = self._keys_values(key, value, {} if cache is None else cache)
+        context, weights = ATTENTION[self.attention](q, k, v, mask, self.drop)
         return self.W_o(self._merge(context)), weights
 
 
@@ -191,7 +218,8 @@ class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention into the memory, feed-forward, each as x + Sublayer(LN(x)).
 
     x [B, Lt, d_model], memory [B, Ls, d_model], tgt_mask [B, 1, Lt, Lt], src_mask [B, 1, 1, Ls]
-    -> x [B, Lt, d_model], self weights [B, h, Lt, Lt], cross weights [B, h, Lt, Ls].
+    -> x [B, Lt, d_model], self weights [B, h, Lt, Lt], cross weights [B, h, Lt, Ls]. `cache`: as in
+    `Transformer.decode`.
     """
 
     def __init__(self, d_model: int, num_heads: int, dff: int, dropout: float = 0.1):
@@ -203,12 +231,15 @@ class DecoderLayer(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(
-        self, x: Tensor, memory: Tensor, tgt_mask: Tensor, src_mask: Tensor
+        self, x: Tensor, memory: Tensor, tgt_mask: Tensor, src_mask: Tensor, cache: dict | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        cache = {} if cache is None else cache
         y = self.ln1(x)
-        attended, self_weights = self.self_mha(y, y, y, tgt_mask)
+        attended, self_weights = self.self_mha(y, y, y, tgt_mask, cache.setdefault("self", {}))
         x = x + self.drop(attended)
-        attended, cross_weights = self.cross_mha(self.ln2(x), memory, memory, src_mask)
+        seen = cache.setdefault("cross", {})
+        new = None if seen else memory  # the memory stays the same: its keys and values are made once
+        attended, cross_weights = self.cross_mha(self.ln2(x), new, new, src_mask, seen)
         x = x + self.drop(attended)
         return x + self.ffn(self.ln3(x)), self_weights, cross_weights
 
@@ -218,6 +249,7 @@ class Decoder(nn.Module):
 
     tgt_in [B, Lt], memory [B, Ls, d_model], tgt_mask [B, 1, Lt, Lt], src_mask [B, 1, 1, Ls]
     -> x [B, Lt, d_model], self weights and cross weights: a [B, h, Lt, Lt] and a [B, h, Lt, Ls] per layer.
+    `cache`: as in `Transformer.decode`; tgt_mask then has fewer rows than columns.
     """
 
     def __init__(
@@ -230,11 +262,13 @@ class Decoder(nn.Module):
         self.ln_final = nn.LayerNorm(d_model)
 
     def forward(
-        self, tgt_in: Tensor, memory: Tensor, tgt_mask: Tensor, src_mask: Tensor
+        self, tgt_in: Tensor, memory: Tensor, tgt_mask: Tensor, src_mask: Tensor, cache: dict | None = None
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        x, all_self, all_cross = self.embed(tgt_in), [], []
-        for layer in self.layers:
-            x, self_weights, cross_weights = layer(x, memory, tgt_mask, src_mask)
+        cache = {} if cache is None else cache
+        x, all_self, all_cross = self.embed(tgt_in, start=tgt_mask.size(3) - tgt_mask.size(2)), [], []
+        for number, layer in enumerate(self.layers):
+            layer_cache = cache.setdefault(number, {})
+            x, self_weights, cross_weights = layer(x, memory, tgt_mask, src_mask, layer_cache)
             all_self.append(self_weights)
             all_cross.append(cross_weights)
         return self.ln_final(x), all_self, all_cross
@@ -248,9 +282,12 @@ def make_padding_mask(ids: Tensor) -> Tensor:
     return (ids == PAD_ID)[:, None, None, :]
 
 
-def make_causal_mask(L: int, device: torch.device | str | None = None) -> Tensor:
-    """bool [1, 1, L, L] on `device`, True above the diagonal: position i sees 0..i, never the future."""
-    return torch.ones(L, L, dtype=torch.bool, device=device).triu(diagonal=1)[None, None]
+def make_causal_mask(L: int, device: torch.device | str | None = None, start: int = 0) -> Tensor:
+    """bool [1, 1, L, L] on `device`, True above the diagonal: position i sees 0..i, never the future.
+
+    With `start` only the rows from there on, [1, 1, L - start, L].
+    """
+    return torch.ones(L - start, L, dtype=torch.bool, device=device).triu(diagonal=1 + start)[None, None]
 
 
 class Transformer(nn.Module):
@@ -258,8 +295,9 @@ class Transformer(nn.Module):
 
     `settings` holds the constructor's arguments as a plain dict; `Transformer(**settings)` rebuilds it.
     Linear layers start Xavier uniform with zero bias, embeddings as `TokenAndPosition` says.
-    Raises ValueError, naming the argument, for a size below 1, a dropout outside [0, 1), or heads that do not
-    divide d_model. Source: Vaswani et al. 2017; pre-norm: Xiong et al. 2020.
+    attention="sdpa" leaves the inside of attention to PyTorch's fused kernel: same weights, same output.
+    Raises ValueError, naming the argument, for a size below 1, a dropout outside [0, 1), heads that do not
+    divide d_model, an unknown attention. Source: Vaswani et al. 2017; pre-norm: Xiong et al. 2020.
     """
 
     def __init__(
@@ -272,6 +310,7 @@ class Transformer(nn.Module):
         num_layers: int = 2,
         max_len: int = 64,
         dropout: float = 0.1,
+        attention: str = "manual",
     ):
         super().__init__()
         sizes = dict(src_vocab=src_vocab, tgt_vocab=tgt_vocab, d_model=d_model, num_heads=num_heads, dff=dff,
@@ -281,7 +320,9 @@ class Transformer(nn.Module):
                 raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout!r}: must be at least 0 and below 1")
-        self.settings = sizes | dict(dropout=dropout)
+        if attention not in ATTENTION:
+            raise ValueError(f"attention={attention!r}: must be one of {', '.join(ATTENTION)}")
+        self.settings = sizes | dict(dropout=dropout, attention=attention)
         self.encoder = Encoder(src_vocab, d_model, num_heads, dff, num_layers, max_len, dropout)
         self.decoder = Decoder(tgt_vocab, d_model, num_heads, dff, num_layers, max_len, dropout)
         self.out = nn.Linear(d_model, tgt_vocab)
@@ -289,6 +330,12 @@ class Transformer(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
+        self._use(attention)
+
+    def _use(self, attention: str) -> None:
+        for module in self.modules():
+            if isinstance(module, MultiHeadAttention):
+                module.attention = attention
 
     def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
         """src [B, Ls] -> memory [B, Ls, d_model], src_mask [B, 1, 1, Ls]. ValueError when Ls > max_len."""
@@ -296,13 +343,23 @@ class Transformer(nn.Module):
         memory, _ = self.encoder(src, src_mask)
         return memory, src_mask
 
-    def decode(self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def decode(
+        self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor, cache: dict | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """tgt_in [B, Lt] and what `encode` returned -> logits [B, Lt, tgt_vocab], cross weights.
 
         The logits at position t score the token that follows tgt_in[:, t]. The weights are a list, one
         [B, h, Lt, Ls] per layer. ValueError when Lt > max_len.
+
+        To decode step by step give the same dict as `cache` each time, empty at first, and as tgt_in only the
+        tokens that are new: keys and values of all earlier ones are kept there, not computed again.
         """
-        x, _, cross_weights = self.decoder(tgt_in, memory, self._tgt_mask(tgt_in), src_mask)
+        cache = {} if cache is None else cache
+        past = cache.get("tgt", tgt_in[:, :0])
+        tgt = torch.cat([past, tgt_in], dim=1)
+        tgt_mask = self._tgt_mask(tgt, start=past.size(1))
+        x, _, cross_weights = self.decoder(tgt_in, memory, tgt_mask, src_mask, cache)
+        cache["tgt"] = tgt
         return self.out(x), cross_weights
 
     def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
@@ -318,10 +375,14 @@ class Transformer(nn.Module):
         [B, h, Lt, Ls]. Call it in eval() mode.
         """
         src_mask = make_padding_mask(src)
-        memory, encoder_weights = self.encoder(src, src_mask)
-        _, self_weights, cross_weights = self.decoder(tgt_in, memory, self._tgt_mask(tgt_in), src_mask)
+        try:
+            self._use("manual")  # the fused kernel has no weights to show
+            memory, encoder_weights = self.encoder(src, src_mask)
+            _, self_weights, cross_weights = self.decoder(tgt_in, memory, self._tgt_mask(tgt_in), src_mask)
+        finally:
+            self._use(self.settings["attention"])
         return {"encoder": encoder_weights, "decoder": self_weights, "cross": cross_weights}
 
     @staticmethod
-    def _tgt_mask(tgt_in: Tensor) -> Tensor:
-        return make_padding_mask(tgt_in) | make_causal_mask(tgt_in.size(1), tgt_in.device)  # (B, 1, Lt, Lt)
+    def _tgt_mask(tgt: Tensor, start: int = 0) -> Tensor:
+        return make_padding_mask(tgt) | make_causal_mask(tgt.size(1), tgt.device, start)  # (B, 1, Lt, Lt)

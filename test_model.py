@@ -50,8 +50,8 @@ def no_mask(ids: Tensor) -> Tensor:
     return torch.zeros_like(ids, dtype=torch.bool)[:, None, None, :]
 
 
-def no_causal_mask(L: int, device=None) -> Tensor:
-    return torch.zeros(1, 1, L, L, dtype=torch.bool, device=device)
+def no_causal_mask(L: int, device=None, start: int = 0) -> Tensor:
+    return torch.zeros(1, 1, L - start, L, dtype=torch.bool, device=device)
 
 
 # ------------------------------------------------------------------------------------------------ causality
@@ -201,7 +201,7 @@ def test_self_attention_without_positions_commutes_with_permutation():
 
 def test_whole_model_equals_nn_transformer_outputs_and_gradients():
     ours = small_model()
-    theirs = TorchTransformer(**ours.settings)
+    theirs = TorchTransformer(ours.settings)
     copy_weights(model_pairs(ours, theirs))
     ours.train(), theirs.train()  # dropout is 0; train mode keeps PyTorch off its inference-only fast path
     src, tgt = random_ids(4, 9), random_ids(4, 8, seed=2)

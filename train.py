@@ -161,11 +161,12 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN) -> Tensor:
+def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN, use_cache: bool = True) -> Tensor:
     """Free-running decoding: src [B, Ls] -> ids [B, T], T <= max_len, without <bos>, PAD after <eos>.
 
     The encoder runs once; each step feeds back the likeliest token, until every row has ended. `max_len`
-    bounds the new tokens, <eos> counted; ValueError when the model's position table is shorter.
+    bounds the new tokens, <eos> counted; ValueError when the model's position table is shorter. Keys and
+    values of earlier steps are kept; use_cache=False computes all again at each step, with the same result.
     """
     if max_len > model.settings["max_len"]:
         raise ValueError(
@@ -175,8 +176,12 @@ def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN) -> Te
     finished = torch.zeros(src.size(0), dtype=torch.bool, device=src.device)
     with evaluating(model):
         memory, src_mask = model.encode(src)
+        cache = {}
         for _ in range(max_len):
-            logits, _ = model.decode(tgt, memory, src_mask)
+            if use_cache:
+                logits, _ = model.decode(tgt[:, -1:], memory, src_mask, cache)
+            else:
+                logits, _ = model.decode(tgt, memory, src_mask)
             last = logits[:, -1]
             last[:, [PAD_ID, BOS_ID]] = -torch.inf  # neither is ever a target
             new = last.argmax(-1).masked_fill(finished, PAD_ID)

@@ -13,12 +13,15 @@ from model import PAD_ID, MultiHeadAttention, TokenAndPosition, Transformer, mak
 
 
 class TorchTransformer(nn.Module):
-    """src [B, Ls], tgt_in [B, Lt] -> logits [B, Lt, tgt_vocab]; settings as for `model.Transformer`."""
+    """src [B, Ls], tgt_in [B, Lt] -> logits [B, Lt, tgt_vocab]; made to the `settings` of a model.Transformer."""
 
-    def __init__(self, src_vocab, tgt_vocab, d_model, num_heads, dff, num_layers, max_len, dropout):
+    def __init__(self, settings: dict):
         super().__init__()
-        self.src_embed = TokenAndPosition(src_vocab, d_model, max_len, dropout)
-        self.tgt_embed = TokenAndPosition(tgt_vocab, d_model, max_len, dropout)
+        d_model, num_heads, dff, num_layers, max_len, dropout = (
+            settings[name] for name in ("d_model", "num_heads", "dff", "num_layers", "max_len", "dropout")
+        )
+        self.src_embed = TokenAndPosition(settings["src_vocab"], d_model, max_len, dropout)
+        self.tgt_embed = TokenAndPosition(settings["tgt_vocab"], d_model, max_len, dropout)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # "nested tensors are not used": true, and no matter
             self.core = nn.Transformer(
@@ -32,7 +35,7 @@ class TorchTransformer(nn.Module):
                 batch_first=True,
                 norm_first=True,
             )
-        self.out = nn.Linear(d_model, tgt_vocab)
+        self.out = nn.Linear(d_model, settings["tgt_vocab"])
 
     def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
         src_padding = src == PAD_ID

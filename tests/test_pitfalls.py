@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from test_train import check_shift
 from torch import nn
 
 import model as model_module
@@ -25,7 +26,6 @@ from test_model import (
     same,
     small_model,
 )
-from test_train import check_shift
 from train import greedy_decode, make_dataset
 
 
@@ -64,7 +64,7 @@ def test_2_merge_without_transpose_keeps_the_shape_and_mixes_the_positions(monke
 
 def test_3_mask_made_on_the_cpu(monkeypatch):
     check_devices(small_model())
-    monkeypatch.setattr(model_module, "make_causal_mask", lambda L, device=None: make_causal_mask(L, "cpu"))
+    monkeypatch.setattr(model_module, "make_causal_mask", lambda L, device, start: make_causal_mask(L, "cpu"))
     with pytest.raises((AssertionError, RuntimeError), match="masks on|device"):
         check_devices(small_model())
 
@@ -107,7 +107,7 @@ def test_6_sdpa_with_the_mask_the_wrong_way_round(monkeypatch):
     assert not equal()
 
 
-@pytest.mark.parametrize("planted", [no_causal_mask, lambda L, device=None: ~make_causal_mask(L, device)])
+@pytest.mark.parametrize("planted", [no_causal_mask, lambda L, device, start: ~make_causal_mask(L, device)])
 def test_7_causal_mask_missing_or_reversed(planted, monkeypatch):
     check_causality(small_model())
     monkeypatch.setattr(model_module, "make_causal_mask", planted)
@@ -117,7 +117,7 @@ def test_7_causal_mask_missing_or_reversed(planted, monkeypatch):
 
 def test_8_target_padding_not_masked(monkeypatch):
     check_target_padding(small_model())
-    causal_only = staticmethod(lambda tgt_in: make_causal_mask(tgt_in.size(1), tgt_in.device))
+    causal_only = staticmethod(lambda tgt, start=0: make_causal_mask(tgt.size(1), tgt.device, start))
     monkeypatch.setattr(model_module.Transformer, "_tgt_mask", causal_only)
     with pytest.raises(AssertionError, match="looks at target PAD"):
         check_target_padding(small_model())
@@ -145,7 +145,7 @@ def test_10_minus_1e9_does_not_fit_half_precision(monkeypatch):
         weights = (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).masked_fill(mask, -1e9).softmax(-1)
         return weights @ v, weights
 
-    monkeypatch.setattr(model_module, "scaled_dot_product_attention", with_1e9)
+    monkeypatch.setitem(model_module.ATTENTION, "manual", with_1e9)
     with pytest.raises(RuntimeError, match="overflow"):
         model(src, src)
 

@@ -1,0 +1,502 @@
+"""The same attention by hand and through PyTorch's fused kernel: time and peak memory. Chapter section 20.14.
+
+By hand, causal self-attention writes a [B, h, L, L] matrix of scores to memory, reads it for the softmax, and
+reads the result again for the product with V. `F.scaled_dot_product_attention` (SDPA) has kernels that take
+the scores tile by tile and never store the whole matrix (FlashAttention, Dao et al. 2022): much less to move,
+much less to keep, the same numbers. That they are the same is checked first, gradients included.
+
+What is timed: one call on x [B, L, d_model], the four projections included, dropout 0. By hand builds the
+causal mask inside the call, as a decoder does; SDPA is told `is_causal=True` and needs none. "forward" runs
+without gradients; "forward + backward" ends with the gradients of x and of all weights.
+
+Run `python mha_vs_sdpa.py`; add `--lengths 256,512,1024,2048` for the growth with L and a picture.
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from model import PAD_ID, MultiHeadAttention, make_causal_mask, make_padding_mask
+from train import (
+    ArgumentParser,
+    add_device_option,
+    choose_device,
+    choose_precision,
+    device_name,
+    integer,
+    run_script,
+    say,
+    show_progress,
+)
+
+CHECK_BATCH, CHECK_LENGTH = 2, 128  # shape of the equality check: small, because fp32 by hand is slow
+LIMIT = 1e-4  # largest difference that still counts as equal, fp32 without TF32
+ROUGH_LIMIT = 2e-2  # the same for the outputs that are timed, in bf16 or TF32
+PICTURE, PICTURE_TYPES = "mha_vs_sdpa.png", (".png", ".pdf", ".svg")
+
+
+class SDPAAttention(MultiHeadAttention):
+    """`MultiHeadAttention` with the same weights, its middle part left to PyTorch's fused kernel.
+
+    query [B, Lq, d_model], key and value [B, Lk, d_model], mask bool, broadcastable to [B, h, Lq, Lk],
+    True = masked -> output [B, Lq, d_model], None: a fused kernel has no weights to hand back.
+    `is_causal=True` stands for `make_causal_mask`; ValueError with a mask beside it, or when Lq != Lk.
+
+    A row with every key masked comes out as 0 here (torch >= 2.5) and as the mean of V by hand. Both are
+    meaningless; comparisons leave such rows out.
+    """
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> tuple[Tensor, None]:
+        if is_causal and (mask is not None or query.size(1) != key.size(1)):
+            raise ValueError("is_causal: needs queries and keys of one length, and no mask beside it")
+        q, k, v = self._split(self.W_q(query)), self._split(self.W_k(key)), self._split(self.W_v(value))
+        dropout = self.drop.p if self.training else 0.0
+        if mask is not None:
+            mask = ~mask  # this project: True = masked; SDPA: True = may be seen
+        context = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, is_causal=is_causal)
+        return self.W_o(self._merge(context)), None
+
+
+# The first one is what all others are compared with; each is a MultiHeadAttention that takes its weights.
+CONTENDERS: dict[str, type[MultiHeadAttention]] = {"by hand": MultiHeadAttention, "SDPA": SDPAAttention}
+
+
+def make_contenders(d_model: int, heads: int, device: torch.device | str) -> dict[str, MultiHeadAttention]:
+    """One module per contender on `device`, all with the same weights and no dropout."""
+    torch.manual_seed(0)
+    modules = {name: kind(d_model, heads, dropout=0.0).to(device) for name, kind in CONTENDERS.items()}
+    first, *others = modules.values()
+    for module in others:
+        module.load_state_dict(first.state_dict())
+    return modules
+
+
+def causal_attention(module: MultiHeadAttention, x: Tensor) -> Tensor:
+    """x [B, L, d_model] -> [B, L, d_model], position i seeing 0..i: the call that is checked and timed."""
+    if isinstance(module, SDPAAttention):
+        return module(x, x, x, is_causal=True)[0]
+    return module(x, x, x, make_causal_mask(x.size(1), x.device))[0]
+
+
+# ----------------------------------------------------------------------------------------------- same result
+
+
+class NotEqual(RuntimeError):
+    """Two contenders disagree; the message is one line that says where and by how much."""
+
+
+def largest_difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """Over all entries of all pairs of tensors; NaN if there is one anywhere."""
+    return torch.stack([(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)]).max().item()
+
+
+def check_equal(modules: dict[str, MultiHeadAttention]) -> dict[str, dict[str, float]]:
+    """Outputs and gradients of every contender against the first, causal and with padding, as fp32.
+
+    -> contender -> largest differences: "causal output", "causal gradients", "padding output", "padding
+    gradients", and last "wrong sense", the output's when the mask goes in without `~`. NotEqual when one of
+    the first four exceeds LIMIT, or the last is so small that the check must be blind.
+    """
+    first, *others = modules
+    weight = modules[first].W_q.weight
+    shape = (CHECK_BATCH, CHECK_LENGTH, weight.size(1))
+    x = torch.randn(shape, device=weight.device, requires_grad=True)
+    cotangent = torch.randn(shape, device=weight.device)  # uneven, so that every entry's gradient counts
+    ids = torch.ones(CHECK_BATCH, CHECK_LENGTH, dtype=torch.long, device=weight.device)
+    ids[0, CHECK_LENGTH // 2 :] = ids[1, CHECK_LENGTH // 4 :] = PAD_ID
+    padding = make_padding_mask(ids)  # (B, 1, 1, L)
+    calls = {"causal": causal_attention, "padding": lambda module, x: module(x, x, x, padding)[0]}
+
+    found: dict[str, dict[str, float]] = {name: {} for name in others}
+    for case, call in calls.items():
+        results = {}
+        for name, module in modules.items():
+            y = call(module, x)
+            results[name] = y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], cotangent)
+        for name in others:
+            found[name][f"{case} output"] = largest_difference(results[name][:1], results[first][:1])
+            found[name][f"{case} gradients"] = largest_difference(results[name][1:], results[first][1:])
+    for name, differences in found.items():
+        for what, off in differences.items():
+            if not off <= LIMIT:  # written so that NaN fails too
+                raise NotEqual(
+                    f"{name} is not {first}: {what} off by {off:.1e}, limit {LIMIT:.0e}; not timed"
+                )
+        with torch.no_grad():  # ~ twice is no ~: SDPA now takes True = masked for True = may be seen
+            wrong = modules[name](x, x, x, ~padding)[0]
+        differences["wrong sense"] = largest_difference([wrong], results[first][:1])
+        if not differences["wrong sense"] > 100 * LIMIT:
+            raise NotEqual(f"{name}: a mask of the wrong sense changes nothing, so the check is blind")
+    return found
+
+
+# -------------------------------------------------------------------------------------------- time and memory
+
+
+def forward(module: MultiHeadAttention, x: Tensor, precision: str) -> Tensor:
+    """x [B, L, d_model] -> [B, L, d_model], as in inference; bf16 means autocast."""
+    with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        return causal_attention(module, x)
+
+
+def forward_backward(module: MultiHeadAttention, x: Tensor, precision: str) -> None:
+    """x [B, L, d_model], as in training: leaves a .grad at x and at every weight."""
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        y = causal_attention(module, x)
+    y.sum().backward()
+
+
+PASSES = {"forward": forward, "forward + backward": forward_backward}
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """The CPU's allocator raises a plain RuntimeError; only its text tells."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "tried to allocate" in text or "overflow" in text
+
+
+def attempt(call: Callable[[], object]) -> object | None:
+    """What call() returns, or None when memory ran out, with the failed call's tensors gone."""
+    try:
+        return call()
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+    if torch.cuda.is_available():  # here, not above: until the except block ends, the error holds the tensors
+        torch.cuda.empty_cache()
+    return None
+
+
+def milliseconds(call: Callable[[], object], device: torch.device) -> float:
+    """Duration of one call. A GPU works behind Python's back, so events in its own queue hold the clock."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        call()
+        return 1000 * (time.perf_counter() - start)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def traced(call: Callable[[], object], memory: bool = False) -> profile:
+    """PyTorch's record of what ran on the host during call(), with allocations if wanted."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # some builds of torch announce each profile on stderr
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=memory) as trace:
+        call()
+    return trace
+
+
+def peak_bytes(call: Callable[[], object], device: torch.device) -> int | None:
+    """Most bytes of tensors alive at once during call(), beyond those alive before; None if unknown.
+
+    On a GPU its allocator keeps the count. On the CPU each allocation and release is read from a profile and
+    summed; scratch space inside the math library is not a tensor and not seen. Call it once before: a first
+    call also sets up workspaces.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    trace = traced(call, memory=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        trace.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]"]
+    alive = peak = 0
+    for _, change in sorted(changes, key=lambda pair: pair[0]):
+        alive += change
+        peak = max(peak, alive)
+    return peak if changes else None
+
+
+def sdpa_kernels(call: Callable[[], object]) -> list[str]:
+    """The operators behind `F.scaled_dot_product_attention` that really ran in call(), from a profile."""
+    names = {event.key for event in traced(call).key_averages()}
+    return sorted(n for n in names if n.startswith("aten::_scaled_dot_product_") and "backward" not in n)
+
+
+def check_outputs(modules: dict[str, MultiHeadAttention], x: Tensor, precision: str) -> None:
+    """NotEqual when what is about to be timed on x [B, L, d_model] comes out different."""
+    expected = None
+    for name, module in modules.items():
+        y = attempt(partial(forward, module, x, precision))
+        if y is None:
+            continue
+        expected = y if expected is None else expected
+        off = largest_difference([y.float()], [expected.float()])
+        if not off <= ROUGH_LIMIT:
+            raise NotEqual(f"{name}: timed output off by {off:.1e}, limit {ROUGH_LIMIT:.0e}; not timed")
+
+
+def take_turns(
+    calls: dict[str, Callable], clear: Callable, repeats: int, warmup: int, device: torch.device, label: str
+) -> dict[str, list[float]]:
+    """Milliseconds of `repeats` calls per contender, after `warmup` that do not count.
+
+    The contenders alternate and each round turns the order round (A B, B A, A B ...): a machine that slows
+    down slows all alike. One that runs out of memory drops out and is missing from the result.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(warmup + repeats):
+        show_progress(f"{label}: round {number + 1}/{warmup + repeats}")
+        for name in list(times) if number % 2 == 0 else list(times)[::-1]:
+            clear()
+            elapsed = attempt(partial(milliseconds, calls[name], device))
+            if elapsed is None:
+                del times[name]
+            elif number >= warmup:
+                times[name].append(elapsed)
+    return times
+
+
+def measure(
+    modules: dict[str, MultiHeadAttention], x: Tensor, repeats: int, warmup: int, precision: str
+) -> list[dict]:
+    """Every contender on x [B, L, d_model] -> one dict per pass and contender, the rows of table and JSON.
+
+    A ratio says how many times smaller a number is than the first contender's. NotEqual when the outputs
+    about to be timed disagree.
+    """
+    check_outputs(modules, x, precision)
+    rows = []
+
+    def clear() -> None:
+        x.grad = None
+        for module in modules.values():
+            module.zero_grad(set_to_none=True)
+
+    for what, function in PASSES.items():
+        calls = {name: partial(function, module, x, precision) for name, module in modules.items()}
+        times = take_turns(calls, clear, repeats, warmup, x.device, f"L={x.size(1)}, {what}")
+        group = []
+        for name, call in calls.items():
+            row = {"length": x.size(1), "pass": what, "contender": name, "out_of_memory": name not in times}
+            row |= {"median_ms": None, "iqr_ms": None, "peak_bytes": None, "kernels": []}
+            if name in times:
+                low, row["median_ms"], high = statistics.quantiles(times[name], n=4, method="inclusive")
+                row["iqr_ms"] = high - low
+                clear()
+                row["peak_bytes"] = attempt(partial(peak_bytes, call, x.device))
+                row["kernels"] = attempt(partial(sdpa_kernels, call)) or []
+            group.append(row)
+            for ratio, key in (("time_ratio", "median_ms"), ("memory_ratio", "peak_bytes")):
+                row[ratio] = group[0][key] / row[key] if group[0][key] and row[key] else None
+        clear()
+        rows += group
+    show_progress("")
+    return rows
+
+
+# ------------------------------------------------------------------------------------------ table and picture
+
+
+def print_table(rows: list[dict]) -> None:
+    say("     L  pass                contender   median ms      IQR   ratio    peak MB   ratio")
+    for row in rows:
+        line = f"{row['length']:>6}  {row['pass']:20}{row['contender']:10}"
+        if row["out_of_memory"]:
+            say(line + "  out of memory")
+            continue
+        peak = row["peak_bytes"] and row["peak_bytes"] / 1e6
+        numbers = row["median_ms"], row["iqr_ms"], row["time_ratio"], peak, row["memory_ratio"]
+        cells = ["n/a" if number is None else f"{number:,.2f}" for number in numbers]
+        say(line + "{:>11}{:>9}{:>8}{:>11}{:>8}".format(*cells))
+
+
+def curves(rows: list[dict], key: str) -> dict[tuple[str, str], list[tuple[int, float]]]:
+    """(contender, pass) -> the points (L, row[key]) that were measured."""
+    found: dict = {(row["contender"], row["pass"]): [] for row in rows}
+    for row in rows:
+        if row[key]:
+            found[row["contender"], row["pass"]].append((row["length"], row[key]))
+    return found
+
+
+def print_growth(rows: list[dict]) -> None:
+    """The power of L with which time and memory grew from the shortest length to the longest."""
+    say("growth   as a power of L (1: twice the length costs twice as much; 2: four times)")
+    for key, unit in (("median_ms", "time"), ("peak_bytes", "peak memory")):
+        for (name, what), points in curves(rows, key).items():
+            if len(points) > 1:
+                (L0, y0), (L1, y1) = points[0], points[-1]
+                power = math.log(y1 / y0) / math.log(L1 / L0)
+                say(f"         {unit:12}{what:20}{name:10} L {L0} to {L1}: {power:.2f}")
+
+
+def draw(rows: list[dict], title: str, path: Path) -> None:
+    """Time and peak memory against L, both axes logarithmic. OSError when path cannot be written."""
+    from matplotlib.figure import Figure  # here, so that measuring works without matplotlib
+    from matplotlib.ticker import LogLocator
+
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    panels = (("time, ms", "median_ms", 1), ("peak memory, MB", "peak_bytes", 1e6))
+    for axes, (label, key, unit) in zip(figure.subplots(1, 2), panels, strict=True):
+        axes.set(xscale="log", yscale="log", xlabel="length L")
+        axes.set_title(label, fontsize=10)
+        lines = {line: points for line, points in curves(rows, key).items() if points}
+        for (name, what), points in lines.items():
+            look = "osD^"[names.index(name) % 4] + (":" if what == "forward" else "-")
+            colour = ("#b3400e", "#1f77b4", "#222222", "#6a8f1f")[names.index(name) % 4]
+            axes.plot([L for L, _ in points], [y / unit for _, y in points], look, color=colour)
+        axes.set_xticks(lengths := sorted({row["length"] for row in rows}), [str(L) for L in lengths])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        (low, high), height = (math.log(y) for y in axes.get_ylim()), -1.0
+        for (name, what), points in sorted(lines.items(), key=lambda line: line[1][-1][1]):
+            L, y = points[-1]  # its name goes beside the end of the line, but not over the name below
+            height = max((math.log(y / unit) - low) / (high - low), height + 0.07)
+            text = f"  {name}, {what.replace('forward + backward', 'fwd + bwd')}"
+            axes.text(L, height, text, transform=axes.get_xaxis_transform(), va="center", fontsize=8.5)
+    figure.savefig(path, dpi=200)
+
+
+# -------------------------------------------------------------------------------------------------- the run
+
+
+def increasing_lengths(text: str) -> list[int]:
+    """An argparse type: "256,512" -> [256, 512]."""
+    values = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if len(values) < 2 or values[0] < 1 or any(a >= b for a, b in zip(values, values[1:], strict=False)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not two or more growing whole numbers such as 256,512")
+    return values
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = ArgumentParser(prog="mha_vs_sdpa.py", description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--batch", type=integer(1, 2**16), default=8, help="sequences at once, B")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--length", type=integer(1, 2**17), default=1024, help="tokens in a sequence, L")
+    which.add_argument("--lengths", type=increasing_lengths, help="several, such as 256,512,1024,2048")
+    add("--d-model", type=integer(2, 2**16), default=512, help="width of a token's vector")
+    add("--heads", type=integer(1), default=8, help="attention heads, h; must divide --d-model")
+    add("--repeats", type=integer(2), default=10, help="timed calls of each contender")
+    add("--warmup", type=integer(1), default=5, help="calls before them that do not count")
+    add_device_option(parser)
+    add("--precision", choices=("auto", "bf16", "fp32"), default="auto", help="auto: bf16 if a GPU has it")
+    add("--out", type=Path, default=PICTURE, help="picture of --lengths: " + ", ".join(PICTURE_TYPES))
+    add("--json", action="store_true", help="print one JSON document instead of the table")
+    args = parser.parse_args(argv)
+    try:
+        if args.d_model % args.heads:
+            raise ValueError(f"--heads {args.heads}: must divide --d-model {args.d_model}")
+        if args.lengths:
+            check_picture(args.out)
+        elif args.out != Path(PICTURE):
+            raise ValueError(f"--out {args.out}: needs --lengths, one length makes no picture")
+        args.device = choose_device(args.device)
+        args.precision, args.why = choose_precision(args.precision, args.device)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def check_picture(path: Path) -> None:
+    """ValueError, before minutes of measuring, when the picture could not be drawn at the end."""
+    if path.suffix.lower() not in PICTURE_TYPES:
+        raise ValueError(f"--out {path}: must end in {', '.join(PICTURE_TYPES)}")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"--out {path}: must be a file in a folder that exists")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--lengths: the picture needs matplotlib: pip install matplotlib")
+
+
+def run(args: argparse.Namespace) -> dict:
+    """Check, then measure -> the JSON document: settings, "equality" and "rows"."""
+    tell = (lambda text: None) if args.json else say
+    if args.device.type == "cpu" and not torch.cuda.is_available():
+        tell("no CUDA device here: running on the CPU")
+    device = device_name(args.device)
+    tell(f"device   {device}; {args.precision} ({args.why}); torch {torch.__version__}")
+    shape = f"B={args.batch}, d_model={args.d_model}, h={args.heads}"
+    tell(f"shape    {shape}; causal self-attention with projections")
+    show_progress("checking that the contenders agree")
+    torch.set_float32_matmul_precision("highest")  # no TF32: a difference must be a mistake, not rounding
+    modules = make_contenders(args.d_model, args.heads, args.device)
+    equality = check_equal(modules)
+    torch.set_float32_matmul_precision("high")  # from here on as in training
+    show_progress("")
+    for name, found in equality.items():
+        *equal, (_, wrong) = found.items()
+        tell(f"equal    {name}: " + ", ".join(f"{what} {off:.0e}" for what, off in equal) + " off, fp32")
+        tell(f"unequal  {name} with the mask in the wrong sense: output {wrong:.1e} off")
+    tell(f"timed    {args.repeats} calls each, taking turns, after {args.warmup} to warm up")
+    rows = []
+    for length in args.lengths or [args.length]:
+        x = torch.randn(args.batch, length, args.d_model, device=args.device, requires_grad=True)
+        rows += measure(modules, x, args.repeats, args.warmup, args.precision)
+    names = ("batch", "d_model", "heads", "repeats", "warmup", "precision")
+    settings = {"device": device, "torch": torch.__version__} | {name: getattr(args, name) for name in names}
+    return settings | {"equality": equality, "rows": rows}
+
+
+def report(rows: list[dict]) -> None:
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        kernels = {kernel for row in rows if row["contender"] == name for kernel in row["kernels"]}
+        if kernels:
+            say(f"kernel   {name} ran {', '.join(sorted(kernels))}")
+    print_table(rows)
+    say(f"IQR: interquartile range of the times. ratio: how many times less than {rows[0]['contender']}.")
+    say("peak MB: tensors alive at once, beyond those alive before the call; 1 MB = 10^6 bytes.")
+    if rows[0]["length"] != rows[-1]["length"]:
+        print_growth(rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    try:
+        document = run(args)
+    except RuntimeError as error:
+        if not isinstance(error, NotEqual) and not out_of_memory(error):
+            raise
+        text = error if isinstance(error, NotEqual) else "out of memory: make --batch or --d-model smaller"
+        show_progress("")
+        print(f"mha_vs_sdpa.py: error: {text}", file=sys.stderr)
+        return 1
+    if args.json:
+        say(json.dumps(document, indent=2))
+    else:
+        report(document["rows"])
+    if args.lengths:
+        title = "Causal self-attention, B={batch}, d_model={d_model}, h={heads}; {precision}, {device}"
+        try:
+            draw(document["rows"], title.format(**document), args.out)
+        except OSError as error:
+            print(f"mha_vs_sdpa.py: error: --out {args.out}: cannot be written ({error})", file=sys.stderr)
+            return 2
+        if not args.json:
+            say(f"wrote {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,124 @@
+"""The scripts as a person runs them: other folders, pipes, bad options, strict warnings."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ["train.py", "viz.py", "mha_vs_sdpa.py"]
+STRICT = ["-W", "error::DeprecationWarning", "-W", "error::FutureWarning"]
+ENCODING = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning"]
+
+
+def run(*command, folder):
+    """Run python with these arguments in `folder`, without a display -> the finished process."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND", "PYTHONPATH")}
+    environment["OMP_NUM_THREADS"] = "1"  # small tensors, and no two threads that wait for each other
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def assert_one_line_error(process, *words):
+    assert process.returncode == 2 and process.stdout == ""
+    assert process.stderr.count("\n") == 1 and "Traceback" not in process.stderr
+    for word in words:
+        assert word in process.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_shows_every_default(script, tmp_path):
+    process = run(ROOT / script, "--help", folder=tmp_path)
+    assert process.returncode == 0 and process.stderr == ""
+    options = [line for line in process.stdout.splitlines() if line.strip().startswith("--")]
+    assert len(options) >= 8 and process.stdout.count("(default:") >= 6
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_does_nothing(tmp_path):
+    modules = "model, train, viz, mha_vs_sdpa, benchmarks.step_time, benchmarks.torch_twin"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {modules}"
+    process = run(*STRICT, *ENCODING, "-c", code, folder=tmp_path)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_then_viz_from_any_folder_under_strict_warnings(tmp_path):
+    process = run(*STRICT, *ENCODING, ROOT / "train.py", "--epochs", "1", "--samples", "128", folder=tmp_path)
+    assert process.returncode == 0 and process.stderr == ""
+    lines = process.stdout.splitlines()
+    assert lines[0].startswith("device ") and "931,213 parameters" in lines[1]
+    assert "\r" not in process.stdout and "\x1b" not in process.stdout  # a pipe gets lines only
+    epoch = next(line for line in lines if line.startswith("epoch"))
+    for name in ("loss", "token_acc", "val_exact_match", "lr 8.39e-06", " s"):
+        assert name in epoch
+    assert any("10,000 unseen strings" in line for line in lines)
+    assert lines[-2].startswith("demo: 7 3 0 9 5 -> ") and lines[-1] == "wrote reverse_transformer.pt"
+    process = run(*STRICT, "-X", "warn_default_encoding", ROOT / "viz.py", folder=tmp_path)
+    assert (
+        process.returncode == 0 and str(ROOT) not in process.stderr
+    )  # matplotlib's own warnings are not ours
+    assert {p.name for p in tmp_path.iterdir()} == {"reverse_transformer.pt", "cross_attn.png"}
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--epochs", "0"], ["--epochs", "'0'", "at least 1"]),
+        (["--epochs", "ten"], ["--epochs", "'ten'"]),
+        (["--samples", "100000000"], ["--samples", "10000000"]),
+        (["--seed", "-1"], ["--seed", "at least 0"]),
+        (["--batch-size", "65", "--samples", "64"], ["--batch-size 65", "--samples 64"]),
+        (["--precision", "fp16"], ["--precision", "fp16", "bf16"]),
+        (["--device", "tpu"], ["--device", "tpu", "cuda"]),
+        (["--out", "no/such/folder.pt"], ["--out no/such/folder.pt", "folder"]),
+        (["--out", "."], ["--out ."]),
+        (["--resume"], ["reverse_transformer.pt", "no such checkpoint"]),
+        (["--epoch", "3"], ["--epoch"]),
+    ],
+)
+def test_train_refuses_in_one_line_and_writes_nothing(options, words, tmp_path, capsys, monkeypatch):
+    import train
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        train.main(options)
+    output = capsys.readouterr()
+    assert stop.value.code == 2 and output.out == "" and output.err.count("\n") == 1
+    assert output.err.startswith("train.py: error: ") and all(word in output.err for word in words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_are_one_line_in_a_real_process(tmp_path):
+    (tmp_path / "reverse_transformer.pt").write_text("not a checkpoint", encoding="utf-8")
+    assert_one_line_error(run(ROOT / "train.py", "--resume", folder=tmp_path), "reverse_transformer.pt")
+    assert_one_line_error(
+        run(ROOT / "viz.py", "--checkpoint", "no.pt", folder=tmp_path), "no.pt", "run train.py"
+    )
+    assert_one_line_error(run(ROOT / "mha_vs_sdpa.py", "--heads", "3", folder=tmp_path), "--heads 3")
+    assert (tmp_path / "reverse_transformer.pt").read_text(encoding="utf-8") == "not a checkpoint"
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    tmp_path.chmod(0o500)
+    process = run(ROOT / "train.py", "--out", tmp_path / "a.pt", "--samples", "64", folder=ROOT)
+    assert (
+        process.returncode == 2 and "cannot be written" in process.stderr and process.stderr.count("\n") == 1
+    )
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+def test_a_closed_pipe_ends_quietly(tmp_path):
+    command = f"'{sys.executable}' '{ROOT / 'train.py'}' --epochs 2 --samples 64 | head -n 1"
+    process = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert process.stdout.startswith("device ") and process.stdout.count("\n") == 1 and process.stderr == ""
+    assert not list(tmp_path.glob("*.tmp"))

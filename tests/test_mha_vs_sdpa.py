@@ -1,0 +1,448 @@
+"""mha_vs_sdpa.py: the same numbers both ways, memory counted right, what is printed. No time is asserted."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import mha_vs_sdpa
+from mha_vs_sdpa import SDPAAttention, causal_attention, main, make_contenders, measure, peak_bytes
+from model import MultiHeadAttention, make_causal_mask
+
+ROOT = Path(__file__).resolve().parent.parent
+CPU = torch.device("cpu")
+B, L, D, H = 2, 32, 16, 2
+SMALL = "--batch 2 --d-model 16 --heads 2 --repeats 2 --warmup 1 --device cpu".split()
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    """One thread (small shapes gain nothing from more), and the global precision as it was."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture
+def both():
+    """by hand, SDPA: same weights."""
+    return list(make_contenders(D, H, CPU).values())
+
+
+def random_mask():
+    """[B, H, L, L], asymmetric, in each row between 1 and L - 1 keys masked."""
+    mask = torch.rand(B, H, L, L, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[..., 0], mask[..., 1] = False, True
+    assert not (mask == mask.transpose(-2, -1)).all()
+    return mask
+
+
+def rows_of(capsys, argv):
+    assert main([*SMALL, *argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def one_line_error(capsys, argv):
+    """The single line on stderr of a run that must end with code 2, with nothing on stdout."""
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and out == ""
+    assert err.startswith("mha_vs_sdpa.py: error: ") and err.count("\n") == 1 and err.endswith("\n")
+    return err
+
+
+# ----------------------------------------------------------------------------------------------- same result
+
+
+@pytest.mark.parametrize("precision, limit", [("fp32", 1e-4), ("bf16", 2e-2)])
+def test_project_mask_reaches_sdpa_in_the_right_sense(both, precision, limit):
+    hand, sdpa = both
+    x, mask = torch.randn(B, L, D, generator=torch.Generator().manual_seed(2)), random_mask()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        expected, weights = hand(x, x, x, mask)
+        output, nothing = sdpa(x, x, x, mask)
+        wrong, _ = sdpa(x, x, x, ~mask)
+    assert weights.shape == (B, H, L, L) and nothing is None
+    assert (output - expected).abs().max() < limit
+    assert (wrong - expected).abs().max() > 5 * limit
+
+
+@pytest.mark.parametrize("shape", [(B, 1, 1, L), (1, 1, L, L), (B, 1, L, L)])
+def test_outputs_and_gradients_are_equal_for_every_mask_shape(both, shape):
+    hand, sdpa = both
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.5
+    mask[..., 0] = False
+    x = torch.randn(B, L, D, requires_grad=True)
+    cotangent = torch.randn(B, L, D)
+    results = []
+    for module in both:
+        y = module(x, x, x, mask)[0]
+        results.append([y, *torch.autograd.grad(y, [x, *module.parameters()], cotangent)])
+    assert len(results[0]) == 10  # output, input gradient, four weights and four biases
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_is_causal_equals_the_causal_mask(both):
+    x = torch.randn(B, L, D)
+    hand, sdpa = both
+    expected = hand(x, x, x, make_causal_mask(L))[0]
+    torch.testing.assert_close(causal_attention(sdpa, x), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(causal_attention(hand, x), expected)
+    assert (hand(x, x, x)[0] - expected).abs().max() > 1e-2  # causality does matter here
+
+
+def test_cross_attention_with_unequal_lengths(both):
+    hand, sdpa = both
+    q, kv = torch.randn(B, 5, D), torch.randn(B, 9, D)
+    mask = torch.zeros(B, 1, 1, 9, dtype=torch.bool)
+    mask[..., 7:] = True
+    torch.testing.assert_close(sdpa(q, kv, kv, mask)[0], hand(q, kv, kv, mask)[0], atol=1e-4, rtol=0)
+    with pytest.raises(ValueError, match="one length"):
+        sdpa(q, kv, kv, is_causal=True)
+    with pytest.raises(ValueError, match="no mask"):
+        sdpa(q, q, q, make_causal_mask(5), is_causal=True)
+
+
+def test_rows_with_every_key_masked_differ_as_the_docstring_says(both):
+    hand, sdpa = both
+    for module in both:
+        torch.nn.init.eye_(module.W_o.weight)
+        torch.nn.init.zeros_(module.W_o.bias)
+    x, mask = torch.randn(1, 4, D), torch.zeros(1, 1, 4, 4, dtype=torch.bool)
+    mask[..., 2, :] = True
+    mean = hand.W_v(x).mean(1)[0]
+    torch.testing.assert_close(hand(x, x, x, mask)[0][0, 2], mean)
+    assert sdpa(x, x, x, mask)[0][0, 2].eq(0).all()
+
+
+def test_dropout_reaches_sdpa_in_training_only():
+    torch.manual_seed(0)
+    module, x = SDPAAttention(D, H, dropout=0.5), torch.randn(B, L, D)
+    assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+    module.eval()
+    assert torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+
+
+class Uninverted(SDPAAttention):
+    """The mistake the check is for: this project's mask goes to SDPA as it is."""
+
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        return super().forward(query, key, value, None if mask is None else ~mask, is_causal)
+
+
+class WrongGradient(SDPAAttention):
+    """Right outputs, but the queries get no gradient."""
+
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        return super().forward(query.detach(), key, value, mask, is_causal)
+
+
+class NotANumber(SDPAAttention):
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        return super().forward(query, key, value, mask, is_causal)[0] * torch.nan, None
+
+
+class LongIsWrong(SDPAAttention):
+    """Right at the length of the equality check, wrong at the length that is timed."""
+
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        y, _ = super().forward(query, key, value, mask, is_causal)
+        return (y if y.size(1) == mha_vs_sdpa.CHECK_LENGTH else y + 1), None
+
+
+@pytest.mark.parametrize(
+    "broken, what",
+    [(Uninverted, "padding output"), (WrongGradient, "causal gradients"), (NotANumber, "causal output"),
+     (LongIsWrong, "timed output")],
+)  # fmt: skip
+def test_a_contender_that_is_not_equal_ends_the_run_untimed(monkeypatch, capsys, broken, what):
+    timed = []
+    monkeypatch.setattr(mha_vs_sdpa, "milliseconds", lambda call, device: timed.append(call) or 1.0)
+    monkeypatch.setitem(mha_vs_sdpa.CONTENDERS, "SDPA", broken)
+    assert main([*SMALL, "--length", "32"]) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith("mha_vs_sdpa.py: error: SDPA") and err.count("\n") == 1
+    assert what in err and "not timed" in err
+    assert not timed and "median" not in out
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def test_peak_bytes_of_known_cases():
+    def one_after_the_other():
+        torch.empty(1000, 1000)
+        torch.empty(1000, 1000)
+
+    def both_at_once():
+        x = torch.empty(1000, 1000)
+        y = torch.empty(1000, 1000)
+        del x, y
+        torch.empty(10)
+
+    assert peak_bytes(one_after_the_other, CPU) == 4_000_000
+    assert peak_bytes(both_at_once, CPU) == 8_000_000
+    assert peak_bytes(partial(torch.empty, 500, dtype=torch.float64), CPU) == 4_000
+
+
+def test_peak_bytes_is_unknown_rather_than_zero_without_a_record():
+    assert peak_bytes(lambda: None, CPU) is None
+
+
+def test_peak_memory_depends_neither_on_order_nor_on_company():
+    modules = make_contenders(D, H, CPU)
+    x = torch.randn(B, 256, D, requires_grad=True)
+    a, b = modules
+
+    def peaks(*names):
+        rows = measure({name: modules[name] for name in names}, x, 2, 1, "fp32")
+        return {(row["contender"], row["pass"]): row["peak_bytes"] for row in rows}
+
+    together, swapped, alone = peaks(a, b), peaks(b, a), peaks(a) | peaks(b)
+    assert len(alone) == 4
+    assert together == swapped == alone  # to the byte: gradients left over from another call would show
+    assert x.grad is None and all(p.grad is None for m in modules.values() for p in m.parameters())
+
+
+def test_by_hand_holds_the_score_matrix_and_sdpa_does_not(capsys):
+    rows = rows_of(capsys, ["--length", "512"])
+    matrix = 2 * 2 * 512 * 512 * 4
+    for row in rows["rows"]:
+        held = row["peak_bytes"]
+        assert held >= matrix if row["contender"] == "by hand" else 0 < held < matrix / 2, row
+
+
+def test_memory_by_hand_grows_faster(capsys, tmp_path):
+    rows = rows_of(capsys, ["--lengths", "64,512", "--out", str(tmp_path / "x.png")])["rows"]
+    peak = {(r["contender"], r["pass"], r["length"]): r["peak_bytes"] for r in rows}
+    for what in mha_vs_sdpa.PASSES:
+        hand = peak["by hand", what, 512] / peak["by hand", what, 64]
+        sdpa = peak["SDPA", what, 512] / peak["SDPA", what, 64]
+        assert hand > 2 * sdpa
+
+
+@pytest.mark.parametrize("precision, dtype", [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_passes_run_in_the_precision_and_leave_the_gradients_they_promise(both, precision, dtype):
+    for module in both:
+        x = torch.randn(B, L, D, requires_grad=True)
+        y = mha_vs_sdpa.forward(module, x, precision)
+        assert y.dtype == dtype and not y.requires_grad and x.grad is None
+        mha_vs_sdpa.forward_backward(module, x, precision)
+        assert x.grad.abs().sum() > 0 and all(p.grad is not None for p in module.parameters())
+
+
+# ------------------------------------------------------------------------------------------- what is printed
+
+
+def test_json_is_alone_on_stdout_and_its_ratios_are_quotients(capsys):
+    assert main([*SMALL, "--length", "32", "--json"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert err == ""
+    assert (document["batch"], document["d_model"], document["heads"]) == (2, 16, 2)
+    assert document["precision"] == "fp32" and document["torch"] == torch.__version__
+    off = document["equality"]["SDPA"]
+    assert off["wrong sense"] > 1e-2 > 1e-4 > max(off["causal gradients"], off["padding gradients"]) >= 0
+    rows = document["rows"]
+    assert [(r["pass"], r["contender"]) for r in rows] == [
+        (what, name) for what in ("forward", "forward + backward") for name in ("by hand", "SDPA")
+    ]
+    for base, row in ((rows[0], rows[0]), (rows[0], rows[1]), (rows[2], rows[2]), (rows[2], rows[3])):
+        assert row["length"] == 32 and row["out_of_memory"] is False
+        assert row["median_ms"] > 0 and row["iqr_ms"] >= 0 and row["peak_bytes"] > 0
+        assert row["time_ratio"] == base["median_ms"] / row["median_ms"]
+        assert row["memory_ratio"] == base["peak_bytes"] / row["peak_bytes"]
+
+
+def test_table(capsys, monkeypatch):
+    clock = iter(range(1, 1000))  # 1 ms, 2 ms, ...: medians known beforehand
+    monkeypatch.setattr(mha_vs_sdpa, "milliseconds", lambda call, device: float(next(clock)))
+    monkeypatch.setitem(mha_vs_sdpa.PASSES, "forward + backward", mha_vs_sdpa.forward)
+    assert main([*SMALL, "--length", "32", "--repeats", "3"]) == 0
+    out = capsys.readouterr().out
+    # Calls 1 and 2 are the warm-up; then B A, A B, B A: by hand 4 5 8, SDPA 3 6 7.
+    assert re.search(r"32  forward +by hand +5\.00 +2\.00 +1\.00 +\d+\.\d\d +1\.00\n", out)
+    assert re.search(r"32  forward +SDPA +6\.00 +2\.00 +0\.83 +\d+\.\d\d +\d+\.\d\d\n", out)
+    assert re.search(r"32  forward \+ backward +SDPA +14\.00", out)
+    assert "with projections" in out and "wrong sense" in out and "B=2, d_model=16, h=2" in out
+
+
+def test_contenders_take_turns_and_the_order_swaps():
+    seen = []
+    calls = {name: partial(seen.append, name) for name in "ABC"}
+    times = mha_vs_sdpa.take_turns(calls, lambda: None, repeats=2, warmup=1, device=CPU, label="")
+    assert "".join(seen) == "ABC" + "CBA" + "ABC"
+    assert {name: len(t) for name, t in times.items()} == dict(A=2, B=2, C=2)
+
+
+def test_the_kernel_named_is_one_that_ran(capsys):
+    assert main([*SMALL, "--length", "32"]) == 0
+    printed = re.search(r"kernel   SDPA ran (\S+)\n", capsys.readouterr().out).group(1)
+    sdpa, x = make_contenders(D, H, CPU)["SDPA"], torch.randn(B, L, D)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        causal_attention(sdpa, x)
+    assert printed in {event.key for event in trace.key_averages()}
+    # Another backend gives another name: it is looked up, not assumed.
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert main([*SMALL, "--length", "32"]) == 0
+    assert "ran aten::_scaled_dot_product_attention_math\n" in capsys.readouterr().out
+
+
+def test_picture_and_growth(capsys, tmp_path):
+    picture = tmp_path / "growth.png"
+    assert main([*SMALL, "--lengths", "16,32,64", "--out", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG") and 20_000 < picture.stat().st_size < 500_000
+    assert f"wrote {picture}" in out
+    assert len(re.findall(r"^ +\d+  forward", out, re.M)) == 12
+    assert len(re.findall(r"by hand +L 16 to 64: -?\d+\.\d\d\n", out)) == 4
+    import matplotlib.image
+
+    height, width, _ = matplotlib.image.imread(picture).shape
+    assert (width, height) == (1500, 720)
+
+
+def test_growth_is_the_power_of_l(capsys):
+    rows = [
+        {"contender": "c", "pass": "p", "length": n, "median_ms": 3.0 * n**2, "peak_bytes": 5 * n}
+        for n in (8, 32)
+    ]
+    mha_vs_sdpa.print_growth(rows)
+    out = capsys.readouterr().out
+    assert "L 8 to 32: 2.00" in out and "L 8 to 32: 1.00" in out
+
+
+# ---------------------------------------------------------------------------------------------- out of memory
+
+
+def starved(kind, error):
+    """`kind`, but every call at a length other than the check's runs out of memory."""
+
+    class Starved(kind):
+        def forward(self, query, *rest, **named):
+            if query.size(1) != mha_vs_sdpa.CHECK_LENGTH:
+                raise error
+            return super().forward(query, *rest, **named)
+
+    return Starved
+
+
+@pytest.mark.parametrize(
+    "name, error",
+    [
+        ("by hand", torch.OutOfMemoryError("CUDA out of memory")),
+        ("SDPA", torch.OutOfMemoryError("CUDA out of memory")),
+        (
+            "by hand",
+            RuntimeError("DefaultCPUAllocator: you tried to allocate 9 bytes"),
+        ),
+    ],
+)
+def test_out_of_memory_in_one_does_not_spoil_the_other(monkeypatch, capsys, tmp_path, name, error):
+    monkeypatch.setitem(mha_vs_sdpa.CONTENDERS, name, starved(mha_vs_sdpa.CONTENDERS[name], error))
+    rows = rows_of(capsys, ["--length", "32"])["rows"]
+    for row in rows:
+        assert row["out_of_memory"] is (row["contender"] == name)
+        assert (row["median_ms"] is None) is (row["peak_bytes"] is None) is row["out_of_memory"]
+        if row["out_of_memory"] or name == "by hand":
+            assert row["time_ratio"] is None and row["memory_ratio"] is None  # never a made-up number
+    assert main([*SMALL, "--lengths", "16,32", "--out", str(tmp_path / "x.png")]) == 0
+    assert len(re.findall(rf"{name} +out of memory\n", capsys.readouterr().out)) == 4
+
+
+def test_another_error_is_not_taken_for_lack_of_memory(monkeypatch):
+    broken = starved(MultiHeadAttention, RuntimeError("shapes do not fit"))
+    monkeypatch.setitem(mha_vs_sdpa.CONTENDERS, "by hand", broken)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        main([*SMALL, "--length", "32"])
+
+
+def test_input_too_large_for_the_machine_is_one_line(capsys):
+    argv = ["--batch", "65536", "--length", "131072", "--d-model", "1024", "--device", "cpu"]
+    assert main(argv) == 1
+    assert re.fullmatch(r"mha_vs_sdpa\.py: error: out of memory: [^\n]+\n", capsys.readouterr().err)
+
+
+# ------------------------------------------------------------------------------------------------ user errors
+
+
+@pytest.mark.parametrize(
+    "argv, named",
+    [
+        (["--heads", "3"], ["--heads 3", "--d-model 512"]),
+        (["--heads", "0"], ["--heads", "'0'", "at least 1"]),
+        (["--d-model", "1"], ["--d-model", "'1'", "at least 2"]),
+        (["--batch", "x"], ["--batch", "'x'"]),
+        (["--repeats", "1"], ["--repeats", "at least 2"]),
+        (["--warmup", "0"], ["--warmup", "at least 1"]),
+        (["--length", "1" + "0" * 30], ["--length", "at most"]),
+        (["--lengths", "256"], ["--lengths", "'256'", "256,512"]),
+        (["--lengths", "256,"], ["--lengths", "'256,'"]),
+        (["--lengths", "512,256"], ["--lengths", "growing"]),
+        (["--lengths", "0,256"], ["--lengths", "'0,256'"]),
+        (["--lengths", "a,b"], ["--lengths", "'a,b'"]),
+        (["--lengths", "²,8"], ["--lengths", "'²,8'"]),
+        (["--lengths", "8,16", "--length", "8"], ["--length", "--lengths"]),
+        (["--lengths", "8,16", "--out", "no/such/folder/x.png"], ["--out no/such/folder/x.png", "folder"]),
+        (["--lengths", "8,16", "--out", "x.bmp"], ["--out x.bmp", ".png"]),
+        (["--lengths", "8,16", "--out", "x"], ["--out x", ".png"]),
+        (["--out", "x.png"], ["--out x.png", "--lengths"]),
+        (["--precision", "fp16"], ["--precision", "fp16", "bf16"]),
+        (["--length-s", "8"], ["--length-s"]),
+    ],
+)
+def test_user_error_is_one_line(capsys, argv, named):
+    err = one_line_error(capsys, argv)
+    assert all(word in err for word in named), err
+
+
+def test_cuda_asked_for_and_absent(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "--device cuda" in one_line_error(capsys, ["--device", "cuda"])
+
+
+def test_without_cuda_it_says_so_and_goes_on(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([*SMALL[:-2], "--length", "32"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("running on the CPU\n") == 1 and "fp32 (CPU)" in out
+
+
+def test_matplotlib_missing_stops_before_measuring_and_only_when_needed(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == "matplotlib" else find(n, *a))
+    assert "pip install matplotlib" in one_line_error(capsys, [*SMALL, "--lengths", "8,16"])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # any import of it now fails
+    assert main([*SMALL, "--length", "32"]) == 0
+
+
+def test_picture_that_cannot_be_written_in_the_end(capsys, tmp_path, monkeypatch):
+    def refuse(rows, title, path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(mha_vs_sdpa, "draw", refuse)
+    assert main([*SMALL, "--lengths", "8,16", "--out", str(tmp_path / "x.png")]) == 2
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"mha_vs_sdpa\.py: error: --out [^\n]*Permission denied[^\n]*\n", err)
+    assert "SDPA" in out  # the numbers are not lost
+
+
+def test_runs_as_a_program_from_another_folder(tmp_path):
+    command = [sys.executable, "-W", "error::DeprecationWarning", "-W", "error::FutureWarning"]
+    command += [str(ROOT / "mha_vs_sdpa.py"), *SMALL, "--lengths", "16,32", "--json", "--out", "here.png"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads(done.stdout)["rows"]) == 8
+    assert [p.name for p in tmp_path.iterdir()] == ["here.png"]

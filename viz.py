@@ -1,0 +1,331 @@
+"""Draw where the trained model looks: the attention weights as a heat map. Chapter section 20.13.
+
+A row is a token that asks, a column a token it may look at; the weights of a row sum to 1. To reverse
+n digits, cross-attention should light up along the anti-diagonal: row i, which predicts output digit i,
+looks at source column n-1-i, and the last row, which predicts <eos>, looks at the source's <eos>.
+
+Run `python train.py` first, then `python viz.py`; `python viz.py --help` lists the options.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from model import Transformer
+from train import (
+    BOS_ID,
+    CHECKPOINT,
+    MAX_LEN,
+    MIN_LEN,
+    VOCAB_SIZE,
+    ArgumentParser,
+    CheckpointError,
+    add_device_option,
+    choose_device,
+    decode_digits,
+    encode_digits,
+    evaluating,
+    greedy_decode,
+    integer,
+    load_model,
+    run_script,
+    say,
+    token_name,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# ------------------------------------------------------------------------------------------------- settings
+
+DEMO = "7 3 0 9 5 1 8"
+CURVE = "training_curve.png"
+DECODER_ROW = "decoder input (predicts the next token)"
+KINDS = {  # what a kind of attention is called, what its rows are, what its columns are
+    "cross": ("Cross-attention", DECODER_ROW, "source token"),
+    "encoder": ("Encoder self-attention", "source token (the one that looks)", "source token (looked at)"),
+    "decoder": ("Decoder self-attention", DECODER_ROW, "decoder input (looked at)"),
+}
+COLOURS = dict(cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")  # the same scale in every picture
+WRITTEN_UP_TO = 14  # rows or columns; in a larger map the numbers in the cells could not be read
+DPI = 200
+
+
+# ------------------------------------------------------------------------------------ weights and measures
+
+
+def attention_maps(
+    model: Transformer, digits: str, kind: str = "cross"
+) -> tuple[Tensor, list[str], list[str], str]:
+    """Decode `digits` greedily, then look at one kind of attention: "cross", "encoder" or "decoder".
+
+    -> weights [layers, h, R, C] on the CPU, the names of the R rows and of the C columns, the output digits.
+    The decoder's tokens are those it read on its own: <bos> and its output, less the last token, which it
+    never read back.
+    """
+    src = encode_digits(digits).to(next(model.parameters()).device)
+    output = greedy_decode(model, src, model.settings["max_len"])
+    tgt_in = torch.cat([src.new_full((1, 1), BOS_ID), output[:, :-1]], dim=1)
+    with evaluating(model):
+        weights = torch.cat(model.attention_weights(src, tgt_in)[kind]).cpu()  # (layers, h, R, C), as B = 1
+    source, read = ([token_name(i) for i in ids[0].tolist()] for ids in (src, tgt_in))
+    rows = source if kind == "encoder" else read
+    columns = read if kind == "decoder" else source
+    return weights, rows, columns, decode_digits(output[0])
+
+
+def antidiagonal(weights: Tensor) -> float:
+    """weights [n+1, n+1] -> mean of the n+1 weights that a perfect reversal would put at 1.
+
+    They are (i, n-1-i) for the n digits, and (n, n), <eos> to <eos>. ValueError for a map that is not square.
+    """
+    rows, columns = weights.shape
+    if rows != columns:
+        raise ValueError(f"a {rows} x {columns} map has no anti-diagonal: it must be square")
+    n = rows - 1
+    return weights[range(rows), [*reversed(range(n)), n]].mean().item()
+
+
+def smallest_row_maximum(weights: Tensor) -> tuple[float, int, int]:
+    """weights [R, C] -> the largest weight of the least decided row, its row and its column, from 0."""
+    largest, column = weights.max(dim=1)
+    row = int(largest.argmin())
+    return largest[row].item(), row, int(column[row])
+
+
+# ------------------------------------------------------------------------------------------------- pictures
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure, sizes in inches. No pyplot: no display is needed and no global state is left."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("matplotlib is not installed: pip install matplotlib") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def draw_map(
+    weights: Tensor, rows: list[str], columns: list[str], title: str, path: Path, kind: str = "cross"
+) -> "Figure":
+    """Save one map, weights [R, C] with their R row and C column names, as a picture; return the figure."""
+    _, row_label, column_label = KINDS[kind]
+    R, C = weights.shape
+    figure = new_figure(max(6.4, 1.8 + 0.2 * C), max(5.4, 1.4 + 0.2 * R))
+    axes = figure.subplots()
+    image = axes.imshow(weights.numpy(), **COLOURS)
+    size = 10 if max(R, C) <= 9 else 8.5  # of the text, in points
+    axes.set_xticks(range(C), columns, size=size, rotation=0 if C <= WRITTEN_UP_TO else 90)
+    axes.set_yticks(range(R), rows, size=size)
+    axes.set(xlabel=column_label, ylabel=row_label)
+    if max(R, C) <= WRITTEN_UP_TO:
+        for row, values in enumerate(weights.tolist()):
+            for column, value in enumerate(values):
+                colour = "white" if value > 0.6 else "black"
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, size=size)
+    figure.suptitle(title, size=11)
+    figure.colorbar(image, label="attention weight", aspect=25)
+    figure.savefig(path, dpi=DPI)
+    return figure
+
+
+def draw_grid(
+    weights: Tensor, rows: list[str], columns: list[str], title: str, path: Path, kind: str = "cross"
+) -> "Figure":
+    """Save every layer (down) and head (across), weights [layers, h, R, C]; return the figure."""
+    _, row_label, column_label = KINDS[kind]
+    layers, heads, R, C = weights.shape
+    panel = max(1.5, 0.12 * max(R, C))  # inches
+    size = min(8.0, 0.8 * 72 * panel / max(R, C))  # of the token names, in points
+    figure = new_figure(max(6.4, 1.4 + panel * heads), 1.4 + (panel + 0.25) * max(layers, 2))
+    panels = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
+    for layer in range(layers):
+        for head in range(heads):
+            axes = panels[layer, head]
+            image = axes.imshow(weights[layer, head].numpy(), **COLOURS)
+            axes.set_title(f"layer {layer + 1}, head {head + 1}", size=9)
+            axes.set_xticks(range(C), columns, size=size, rotation=90)
+            axes.set_yticks(range(R), rows, size=size)
+    figure.supxlabel(column_label, size=10)
+    figure.supylabel(row_label, size=10)
+    figure.suptitle(title, size=11)
+    figure.colorbar(image, ax=panels, label="attention weight", aspect=25)
+    figure.savefig(path, dpi=DPI)
+    return figure
+
+
+def draw_curve(history: list[dict], path: Path) -> "Figure":
+    """Save how training went, epoch by epoch, from a checkpoint's history; return the figure."""
+    figure = new_figure(6.4, 6.0)
+    loss, accuracy, rate = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
+
+    def line(axes, name: str, style: str) -> None:
+        values = [row[name] for row in history]
+        axes.plot([row["epoch"] for row in history], values, style, label=name, clip_on=False)
+
+    line(loss, "loss", "C0o-")
+    line(accuracy, "token_acc", "C0o-")
+    line(accuracy, "val_exact_match", "C1s--")
+    line(rate, "lr", "C0o-")
+    loss.set(ylabel="loss (nats per token)", title="Training, epoch by epoch")
+    accuracy.set(ylabel="share right", ylim=(0, 1.04))
+    accuracy.legend(loc="lower right")
+    rate.set(ylabel="learning rate", xlabel="epoch", xlim=(0.5, history[-1]["epoch"] + 0.5))
+    rate.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    rate.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)  # epochs are whole numbers
+    for axes in (loss, accuracy, rate):
+        axes.grid(alpha=0.3)
+        axes.set_ylim(bottom=0)
+    figure.savefig(path, dpi=DPI)
+    return figure
+
+
+# --------------------------------------------------------------------------------------------- command line
+
+
+def number_or(word: str) -> Callable[[str], int | str]:
+    """An argparse type: the word itself, or a whole number of at least 1."""
+    return lambda text: word if text == word else integer(1)(text)
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="viz.py", description=__doc__.partition("\n")[0])
+    add, unset = parser.add_argument, argparse.SUPPRESS
+    add("--digits", default=DEMO, help="the string to reverse; spaces and commas do not count")
+    add("--kind", choices=KINDS, default="cross", help="which attention to look at")
+    add("--layer", type=number_or("last"), default="last", help="1 is the first")
+    add("--head", type=number_or("mean"), default="mean", help="1 is the first; mean: of all heads")
+    add("--grid", action="store_true", help="every layer and head in one picture")
+    add("--out", type=Path, default=unset, help="picture (default: KIND_attn.png or KIND_attn_grid.png)")
+    add("--curve", type=Path, nargs="?", const=Path(CURVE), default=unset, metavar="FILE",
+        help="also draw the training curve (default FILE: %(const)s)")  # fmt: skip
+    add("--checkpoint", type=Path, default=CHECKPOINT, help="written by train.py")
+    add_device_option(parser)
+    return parser
+
+
+def check_picture(option: str, path: Path) -> None:
+    """ValueError when matplotlib cannot write the picture `path`: its ending or its folder."""
+    legal = sorted(new_figure(1, 1).canvas.get_supported_filetypes().keys() - {"pgf"})  # pgf needs LaTeX
+    if path.suffix[1:].lower() not in legal:
+        raise ValueError(f"{option} {path}: must end in one of .{' .'.join(legal)}")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"{option} {path}: must be a file in a folder that exists")
+
+
+def check_model(args: argparse.Namespace, settings: dict) -> None:
+    """ValueError when this model cannot do what is asked; numbers the layer and cleans the digits."""
+    if {settings["src_vocab"], settings["tgt_vocab"]} != {VOCAB_SIZE}:
+        raise ValueError(f"--checkpoint {args.checkpoint}: not a model that reverses digits")
+    if args.layer == "last":
+        args.layer = settings["num_layers"]
+    for name, count in (("layer", settings["num_layers"]), ("head", settings["num_heads"])):
+        value = getattr(args, name)
+        if value != "mean" and value > count:
+            raise ValueError(f"--{name} {value}: this model has {name}s 1 to {count}")
+    digits, longest = re.sub(r"[\s,]", "", args.digits), settings["max_len"] - 2  # <bos> and <eos>
+    if not re.fullmatch("[0-9]+", digits) or len(digits) > longest:
+        raise ValueError(f"--digits {args.digits!r}: must be 1 to {longest} digits 0-9, such as {DEMO!r}")
+    args.digits = digits
+
+
+def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer, list[dict]]:
+    """-> options, model, history. Ends the program, with nothing written, on anything unusable."""
+    parser = build_parser()
+    args = parser.parse_args(argv, argparse.Namespace(out=None, curve=None))
+    if args.out is None:
+        args.out = Path(f"{args.kind}_attn{'_grid' if args.grid else ''}.png")
+    try:
+        for name, default in (("layer", "last"), ("head", "mean")):
+            if args.grid and getattr(args, name) != default:
+                raise ValueError(f"--grid draws every {name}: leave out --{name} {getattr(args, name)}")
+        check_picture("--out", args.out)
+        if args.curve:
+            check_picture("--curve", args.curve)
+            if args.curve.absolute() == args.out.absolute():
+                raise ValueError(f"--curve {args.curve}: --out has the same name; give two names")
+        model, checkpoint = load_model(args.checkpoint, choose_device(args.device))
+        check_model(args, model.settings)
+        if args.curve and not checkpoint["history"]:
+            raise ValueError(f"--curve: {args.checkpoint} holds no finished epoch; let train.py finish one")
+    except CheckpointError as error:
+        parser.error(f"--checkpoint {error}")
+    except (ValueError, ModuleNotFoundError) as error:
+        parser.error(str(error))
+    return args, model, checkpoint["history"]
+
+
+def shorten(text: str) -> str:
+    """At most 24 characters of it: two of these fit in a title."""
+    return text if len(text) <= 24 else text[:23] + "…"
+
+
+def say_map(weights: Tensor, rows: list[str], columns: list[str]) -> None:
+    """Print weights [R, C] with the names of its R rows and C columns."""
+    say(" " * 7 + "".join(f"{name:>6}" for name in columns))
+    for name, values in zip(rows, weights.tolist(), strict=True):
+        say(f"{name:>7}" + "".join(f"{value:6.2f}" for value in values))
+
+
+def measures(weights: Tensor, rows: list[str], columns: list[str], aligned: bool) -> str:
+    """One line about weights [R, C]: how anti-diagonal it is, if `aligned`, and its least decided row."""
+    value, row, column = smallest_row_maximum(weights)
+    line = f"smallest row maximum {value:.2f} (row {row + 1}, token {rows[row]}, looks at {columns[column]})"
+    return f"anti-diagonal, mean weight {antidiagonal(weights):.2f}; {line}" if aligned else line
+
+
+def main(argv: list[str] | None = None) -> int:
+    args, model, history = parse_args(argv)
+    digits = args.digits
+    weights, rows, columns, output = attention_maps(model, digits, args.kind)
+    right, cross = output == digits[::-1], args.kind == "cross"
+    aligned = cross and len(output) == len(digits)
+
+    if not MIN_LEN <= len(digits) <= MAX_LEN:
+        say(f"note    {len(digits)} digits: training had {MIN_LEN} to {MAX_LEN}")
+    say(f"input   {' '.join(digits)}")
+    say(f"output  {' '.join(output) or '(nothing)'}")
+    if not right:
+        undefined = "; the length differs, so that the anti-diagonal is not defined"
+        say(f"wrong   expected {' '.join(digits[::-1])}" + (undefined if cross and not aligned else ""))
+
+    layers, heads = weights.shape[:2]
+    text = f"{shorten(digits)} → {shorten(output) or 'nothing'}" + ("" if right else " (wrong)")
+    if args.grid:
+        what, chosen, draw = "every layer and head", weights, draw_grid
+        say(f"{KINDS[args.kind][0]}, {what}")
+        for layer in range(layers):
+            for head in range(heads):
+                line = measures(weights[layer, head], rows, columns, aligned)
+                say(f"layer {layer + 1}, head {head + 1}: {line}")
+    else:
+        chosen, draw = weights[args.layer - 1], draw_map
+        chosen = chosen.mean(0) if args.head == "mean" else chosen[args.head - 1]
+        head = f"mean of {heads} heads" if args.head == "mean" else f"head {args.head} of {heads}"
+        what = f"layer {args.layer} of {layers}, {head}"
+        say(f"{KINDS[args.kind][0]}, {what}; each row sums to 1")
+        say_map(chosen, rows, columns)
+        say(measures(chosen, rows, columns, aligned))
+
+    path = args.out
+    try:
+        draw(chosen, rows, columns, f"{KINDS[args.kind][0]}, {what}\n{text}", path, args.kind)
+        say(f"wrote {path}")
+        if args.curve:
+            path = args.curve
+            draw_curve(history, path)
+            say(f"wrote {path}")
+    except OSError as error:
+        print(f"viz.py: error: {path}: cannot be written ({error.strerror or error})", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)
