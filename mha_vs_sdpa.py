@@ -1,19 +1,20 @@
-"""The same attention by hand and through PyTorch's fused kernel: time and peak memory. Chapter section 20.14.
+"""The same attention by hand, in tiles, and through SDPA: time and peak memory. Chapter section 20.14.
 
 By hand, causal self-attention writes a [B, h, L, L] matrix of scores to memory, reads it for the softmax, and
-reads the result again for the product with V. `F.scaled_dot_product_attention` (SDPA) has kernels that take
-the scores tile by tile and never store the whole matrix (FlashAttention, Dao et al. 2022): much less to move,
-much less to keep, the same numbers. That they are the same is checked first, gradients included.
+reads the result again for the product with V. Behind `F.scaled_dot_product_attention` (SDPA) are kernels that
+take the scores tile by tile and never store the whole matrix (FlashAttention, Dao et al. 2022): much less to
+move, much less to keep, the same numbers. `tiled_attention` below is their idea in plain PyTorch. That all
+three agree is checked first, gradients included.
 
 What is timed: one call on x [B, L, d_model], the four projections included, dropout 0. By hand builds the
-causal mask inside the call, as a decoder does; SDPA is told `is_causal=True` and needs none. "forward" runs
-without gradients; "forward + backward" ends with the gradients of x and of all weights.
+causal mask inside the call, as a decoder does; the others are told `is_causal=True` and need none. "forward"
+runs without gradients; "forward + backward" ends with the gradients of x and of all weights. Tiles are timed
+forward only: autograd would keep every tile, and so the whole matrix.
 
 Run `python mha_vs_sdpa.py`; add `--lengths 256,512,1024,2048` for the growth with L and a picture.
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -30,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from model import PAD_ID, MultiHeadAttention, make_causal_mask, make_padding_mask
+from model import PAD_ID, MultiHeadAttention, fused_attention, make_causal_mask, make_padding_mask
 from train import (
     ArgumentParser,
     add_device_option,
@@ -42,23 +43,65 @@ from train import (
     say,
     show_progress,
 )
+from viz import check_picture, new_figure
 
-CHECK_BATCH, CHECK_LENGTH = 2, 128  # shape of the equality check: small, because fp32 by hand is slow
+CHECK_BATCH, CHECK_LENGTH = 2, 200  # shape of the equality check: more than one tile, the last one cut short
 LIMIT = 1e-4  # largest difference that still counts as equal, fp32 without TF32
 ROUGH_LIMIT = 2e-2  # the same for the outputs that are timed, in bf16 or TF32
-PICTURE, PICTURE_TYPES = "mha_vs_sdpa.png", (".png", ".pdf", ".svg")
+PICTURE = "mha_vs_sdpa.png"
 
 
-class SDPAAttention(MultiHeadAttention):
-    """`MultiHeadAttention` with the same weights, its middle part left to PyTorch's fused kernel.
+def tiled_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False, tile: int = 128
+) -> Tensor:
+    """softmax(Q K^T / sqrt(d_k)) V, one tile of scores at a time: the online softmax.
+
+    Of the scores s_j and values v_j that a query has met it keeps the maximum m and two sums,
+    z = sum_j e^(s_j - m) and o = sum_j e^(s_j - m) v_j. A tile that raises the maximum to m' shrinks both:
+
+        z' = z e^(m - m') + sum_j e^(s_j - m')        o' = o e^(m - m') + sum_j e^(s_j - m') v_j
+
+    After the last tile o / z is the answer. q [B, h, Lq, d_k], k and v [B, h, Lk, d_k], mask bool, [B, h, Lq,
+    Lk] with 1 for any but Lk, True = masked -> [B, h, Lq, d_k]. Source: Milakov & Gimelshein 2018, Dao et al.
+    """
+    scale, lowest, outputs = q.size(-1) ** -0.5, torch.finfo(torch.float32).min, []
+    if mask is not None:
+        mask = mask.expand(-1, -1, q.size(2), k.size(2))
+    for top in range(0, q.size(2), tile):
+        rows = slice(top, top + tile)
+        o = torch.zeros_like(q[:, :, rows], dtype=torch.float32)  # (B, h, tile, d_k)
+        z, m = torch.zeros_like(o[..., :1]), torch.full_like(o[..., :1], lowest)
+        for left in range(
+            0, top + tile if is_causal else k.size(2), tile
+        ):  # tiles above the diagonal: skipped
+            columns = slice(left, left + tile)
+            s = (q[:, :, rows] @ k[:, :, columns].transpose(-2, -1)).float() * scale  # (B, h, tile, tile)
+            if is_causal and left == top:
+                s = s.masked_fill(make_causal_mask(s.size(-1), s.device), lowest)
+            if mask is not None:
+                s = s.masked_fill(mask[:, :, rows, columns], lowest)
+            m_new = torch.maximum(m, s.amax(-1, keepdim=True))
+            p, shrink = (s - m_new).exp(), (m - m_new).exp()
+            z = z * shrink + p.sum(-1, keepdim=True)
+            o = o * shrink + (p.to(v.dtype) @ v[:, :, columns]).float()
+            m = m_new
+        outputs.append((o / z).to(v.dtype))
+    return torch.cat(outputs, dim=2)
+
+
+class CausalAttention(MultiHeadAttention):
+    """`MultiHeadAttention` with the same weights and another inside, the subclass's `attend`.
 
     query [B, Lq, d_model], key and value [B, Lk, d_model], mask bool, broadcastable to [B, h, Lq, Lk],
-    True = masked -> output [B, Lq, d_model], None: a fused kernel has no weights to hand back.
+    True = masked -> output [B, Lq, d_model], None: there are no weights to hand back.
     `is_causal=True` stands for `make_causal_mask`; ValueError with a mask beside it, or when Lq != Lk.
 
-    A row with every key masked comes out as 0 here (torch >= 2.5) and as the mean of V by hand. Both are
-    meaningless; comparisons leave such rows out.
+    A row with every key masked comes out as 0 through SDPA (torch >= 2.5), as the mean of V from the others.
+    Both are meaningless; comparisons leave such rows out.
     """
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        raise NotImplementedError
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
@@ -66,15 +109,33 @@ class SDPAAttention(MultiHeadAttention):
         if is_causal and (mask is not None or query.size(1) != key.size(1)):
             raise ValueError("is_causal: needs queries and keys of one length, and no mask beside it")
         q, k, v = self._split(self.W_q(query)), self._split(self.W_k(key)), self._split(self.W_v(value))
+        return self.W_o(self._merge(self.attend(q, k, v, mask, is_causal))), None
+
+
+class TiledAttention(CausalAttention):
+    """Through `tiled_attention`; no dropout."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        return tiled_attention(q, k, v, mask, is_causal)
+
+
+class SDPAAttention(CausalAttention):
+    """Through PyTorch's fused kernel. With a mask this is `Transformer(..., attention="sdpa")`'s own path."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        if not is_causal:
+            return fused_attention(q, k, v, mask, self.drop)[0]
         dropout = self.drop.p if self.training else 0.0
-        if mask is not None:
-            mask = ~mask  # this project: True = masked; SDPA: True = may be seen
-        context = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, is_causal=is_causal)
-        return self.W_o(self._merge(context)), None
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
 # The first one is what all others are compared with; each is a MultiHeadAttention that takes its weights.
-CONTENDERS: dict[str, type[MultiHeadAttention]] = {"by hand": MultiHeadAttention, "SDPA": SDPAAttention}
+CONTENDERS: dict[str, type[MultiHeadAttention]] = {
+    "by hand": MultiHeadAttention,
+    "tiles": TiledAttention,
+    "SDPA": SDPAAttention,
+}
+FORWARD_ONLY = ("tiles",)
 
 
 def make_contenders(d_model: int, heads: int, device: torch.device | str) -> dict[str, MultiHeadAttention]:
@@ -89,7 +150,7 @@ def make_contenders(d_model: int, heads: int, device: torch.device | str) -> dic
 
 def causal_attention(module: MultiHeadAttention, x: Tensor) -> Tensor:
     """x [B, L, d_model] -> [B, L, d_model], position i seeing 0..i: the call that is checked and timed."""
-    if isinstance(module, SDPAAttention):
+    if isinstance(module, CausalAttention):
         return module(x, x, x, is_causal=True)[0]
     return module(x, x, x, make_causal_mask(x.size(1), x.device))[0]
 
@@ -138,7 +199,7 @@ def check_equal(modules: dict[str, MultiHeadAttention]) -> dict[str, dict[str, f
                 raise NotEqual(
                     f"{name} is not {first}: {what} off by {off:.1e}, limit {LIMIT:.0e}; not timed"
                 )
-        with torch.no_grad():  # ~ twice is no ~: SDPA now takes True = masked for True = may be seen
+        with torch.no_grad():  # the mask as SDPA alone would want it: True = may be seen
             wrong = modules[name](x, x, x, ~padding)[0]
         differences["wrong sense"] = largest_difference([wrong], results[first][:1])
         if not differences["wrong sense"] > 100 * LIMIT:
@@ -290,7 +351,11 @@ def measure(
             module.zero_grad(set_to_none=True)
 
     for what, function in PASSES.items():
-        calls = {name: partial(function, module, x, precision) for name, module in modules.items()}
+        calls = {
+            name: partial(function, module, x, precision)
+            for name, module in modules.items()
+            if what == "forward" or name not in FORWARD_ONLY
+        }
         times = take_turns(calls, clear, repeats, warmup, x.device, f"L={x.size(1)}, {what}")
         group = []
         for name, call in calls.items():
@@ -349,10 +414,9 @@ def print_growth(rows: list[dict]) -> None:
 
 def draw(rows: list[dict], title: str, path: Path) -> None:
     """Time and peak memory against L, both axes logarithmic. OSError when path cannot be written."""
-    from matplotlib.figure import Figure  # here, so that measuring works without matplotlib
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import LogLocator  # here, so that measuring works without matplotlib
 
-    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    figure = new_figure(7.5, 3.6)
     figure.suptitle(title, fontsize=10)
     names = list(dict.fromkeys(row["contender"] for row in rows))
     panels = (("time, ms", "median_ms", 1), ("peak memory, MB", "peak_bytes", 1e6))
@@ -403,31 +467,21 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--warmup", type=integer(1), default=5, help="calls before them that do not count")
     add_device_option(parser)
     add("--precision", choices=("auto", "bf16", "fp32"), default="auto", help="auto: bf16 if a GPU has it")
-    add("--out", type=Path, default=PICTURE, help="picture of --lengths: " + ", ".join(PICTURE_TYPES))
+    add("--out", type=Path, default=PICTURE, help="picture of --lengths")
     add("--json", action="store_true", help="print one JSON document instead of the table")
     args = parser.parse_args(argv)
     try:
         if args.d_model % args.heads:
             raise ValueError(f"--heads {args.heads}: must divide --d-model {args.d_model}")
         if args.lengths:
-            check_picture(args.out)
+            check_picture("--out", args.out)
         elif args.out != Path(PICTURE):
             raise ValueError(f"--out {args.out}: needs --lengths, one length makes no picture")
         args.device = choose_device(args.device)
         args.precision, args.why = choose_precision(args.precision, args.device)
-    except ValueError as error:
+    except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
     return args
-
-
-def check_picture(path: Path) -> None:
-    """ValueError, before minutes of measuring, when the picture could not be drawn at the end."""
-    if path.suffix.lower() not in PICTURE_TYPES:
-        raise ValueError(f"--out {path}: must end in {', '.join(PICTURE_TYPES)}")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ValueError(f"--out {path}: must be a file in a folder that exists")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--lengths: the picture needs matplotlib: pip install matplotlib")
 
 
 def run(args: argparse.Namespace) -> dict:

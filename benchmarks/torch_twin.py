@@ -13,7 +13,7 @@ from model import PAD_ID, MultiHeadAttention, TokenAndPosition, Transformer, mak
 
 
 class TorchTransformer(nn.Module):
-    """src [B, Ls], tgt_in [B, Lt] -> logits [B, Lt, tgt_vocab]; made to the `settings` of a model.Transformer."""
+    """src [B, Ls], tgt_in [B, Lt] -> logits [B, Lt, tgt_vocab]; `settings` are a model.Transformer's."""
 
     def __init__(self, settings: dict):
         super().__init__()

@@ -1,6 +1,5 @@
 """mha_vs_sdpa.py: the same numbers both ways, memory counted right, what is printed. No time is asserted."""
 
-import importlib.util
 import json
 import os
 import re
@@ -14,7 +13,7 @@ import torch
 
 import mha_vs_sdpa
 from mha_vs_sdpa import SDPAAttention, causal_attention, main, make_contenders, measure, peak_bytes
-from model import MultiHeadAttention, make_causal_mask
+from model import MultiHeadAttention, make_causal_mask, scaled_dot_product_attention
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
@@ -32,10 +31,11 @@ def quick():
     torch.set_float32_matmul_precision(precision)
 
 
-@pytest.fixture
-def both():
-    """by hand, SDPA: same weights."""
-    return list(make_contenders(D, H, CPU).values())
+@pytest.fixture(params=["SDPA", "tiles"])
+def both(request):
+    """by hand and one other: same weights."""
+    modules = make_contenders(D, H, CPU)
+    return [modules["by hand"], modules[request.param]]
 
 
 def random_mask():
@@ -102,6 +102,30 @@ def test_is_causal_equals_the_causal_mask(both):
     assert (hand(x, x, x)[0] - expected).abs().max() > 1e-2  # causality does matter here
 
 
+@pytest.mark.parametrize("tile", [1, 7, 16, 100])
+@pytest.mark.parametrize("scores", [1.0, 300.0])
+def test_tiles_of_any_size_equal_the_whole(tile, scores):
+    torch.manual_seed(0)
+    q, k, v = scores * torch.randn(B, H, L, 8), torch.randn(B, H, L, 8), torch.randn(B, H, L, 8)
+    for mask, is_causal in [(None, False), (random_mask(), False), (make_causal_mask(L), True)]:
+        expected, _ = scaled_dot_product_attention(q, k, v, mask)
+        output = mha_vs_sdpa.tiled_attention(q, k, v, None if is_causal else mask, is_causal, tile=tile)
+        torch.testing.assert_close(output, expected, atol=1e-5, rtol=0)
+
+
+def test_tiles_above_the_diagonal_are_skipped_and_memory_grows_with_l_only():
+    q = torch.randn(1, 2, 512, 8)
+    peaks = [
+        peak_bytes(partial(mha_vs_sdpa.tiled_attention, x, x, x, is_causal=True, tile=16), CPU)
+        for x in (q[:, :, :256].contiguous(), q)
+    ]
+    assert peaks[1] < 2.2 * peaks[0] and peaks[1] < 2 * 512 * 512 * 4
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        mha_vs_sdpa.tiled_attention(q, q, q, is_causal=True, tile=128)
+    products = {event.key: event.count for event in trace.key_averages()}["aten::matmul"]
+    assert products == 2 * (1 + 2 + 3 + 4)  # q k and p v of each tile on or below the diagonal
+
+
 def test_cross_attention_with_unequal_lengths(both):
     hand, sdpa = both
     q, kv = torch.randn(B, 5, D), torch.randn(B, 9, D)
@@ -123,7 +147,8 @@ def test_rows_with_every_key_masked_differ_as_the_docstring_says(both):
     mask[..., 2, :] = True
     mean = hand.W_v(x).mean(1)[0]
     torch.testing.assert_close(hand(x, x, x, mask)[0][0, 2], mean)
-    assert sdpa(x, x, x, mask)[0][0, 2].eq(0).all()
+    expected = torch.zeros_like(mean) if isinstance(sdpa, SDPAAttention) else mean
+    torch.testing.assert_close(sdpa(x, x, x, mask)[0][0, 2], expected)
 
 
 def test_dropout_reaches_sdpa_in_training_only():
@@ -203,7 +228,7 @@ def test_peak_bytes_is_unknown_rather_than_zero_without_a_record():
 def test_peak_memory_depends_neither_on_order_nor_on_company():
     modules = make_contenders(D, H, CPU)
     x = torch.randn(B, 256, D, requires_grad=True)
-    a, b = modules
+    a, _, b = modules
 
     def peaks(*names):
         rows = measure({name: modules[name] for name in names}, x, 2, 1, "fp32")
@@ -256,9 +281,13 @@ def test_json_is_alone_on_stdout_and_its_ratios_are_quotients(capsys):
     assert off["wrong sense"] > 1e-2 > 1e-4 > max(off["causal gradients"], off["padding gradients"]) >= 0
     rows = document["rows"]
     assert [(r["pass"], r["contender"]) for r in rows] == [
-        (what, name) for what in ("forward", "forward + backward") for name in ("by hand", "SDPA")
+        ("forward", "by hand"),
+        ("forward", "tiles"),
+        ("forward", "SDPA"),
+        ("forward + backward", "by hand"),
+        ("forward + backward", "SDPA"),
     ]
-    for base, row in ((rows[0], rows[0]), (rows[0], rows[1]), (rows[2], rows[2]), (rows[2], rows[3])):
+    for base, row in zip([rows[0]] * 3 + [rows[3]] * 2, rows, strict=True):
         assert row["length"] == 32 and row["out_of_memory"] is False
         assert row["median_ms"] > 0 and row["iqr_ms"] >= 0 and row["peak_bytes"] > 0
         assert row["time_ratio"] == base["median_ms"] / row["median_ms"]
@@ -269,6 +298,7 @@ def test_table(capsys, monkeypatch):
     clock = iter(range(1, 1000))  # 1 ms, 2 ms, ...: medians known beforehand
     monkeypatch.setattr(mha_vs_sdpa, "milliseconds", lambda call, device: float(next(clock)))
     monkeypatch.setitem(mha_vs_sdpa.PASSES, "forward + backward", mha_vs_sdpa.forward)
+    monkeypatch.delitem(mha_vs_sdpa.CONTENDERS, "tiles")
     assert main([*SMALL, "--length", "32", "--repeats", "3"]) == 0
     out = capsys.readouterr().out
     # Calls 1 and 2 are the warm-up; then B A, A B, B A: by hand 4 5 8, SDPA 3 6 7.
@@ -305,7 +335,7 @@ def test_picture_and_growth(capsys, tmp_path):
     out = capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG") and 20_000 < picture.stat().st_size < 500_000
     assert f"wrote {picture}" in out
-    assert len(re.findall(r"^ +\d+  forward", out, re.M)) == 12
+    assert len(re.findall(r"^ +\d+  forward", out, re.M)) == 15
     assert len(re.findall(r"by hand +L 16 to 64: -?\d+\.\d\d\n", out)) == 4
     import matplotlib.image
 
@@ -420,10 +450,10 @@ def test_without_cuda_it_says_so_and_goes_on(monkeypatch, capsys):
 
 
 def test_matplotlib_missing_stops_before_measuring_and_only_when_needed(monkeypatch, capsys):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == "matplotlib" else find(n, *a))
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)  # any import of it now fails
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install matplotlib" in one_line_error(capsys, [*SMALL, "--lengths", "8,16"])
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # any import of it now fails
     assert main([*SMALL, "--length", "32"]) == 0
 
 
@@ -444,5 +474,5 @@ def test_runs_as_a_program_from_another_folder(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(json.loads(done.stdout)["rows"]) == 8
+    assert len(json.loads(done.stdout)["rows"]) == 10
     assert [p.name for p in tmp_path.iterdir()] == ["here.png"]
