@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from model import PAD_ID, Transformer
 
@@ -30,25 +31,42 @@ NUM_OFFSET = 3  # digit d is id d + NUM_OFFSET, after PAD, BOS and EOS
 VOCAB_SIZE = 13  # three special tokens and ten digits
 MIN_LEN, MAX_LEN = 3, 12  # digits in a string
 SEQ_LEN = MAX_LEN + 2  # room for <bos> and <eos>
+D_MODEL = 128
 
 CHECKPOINT = "reverse_transformer.pt"
 TRAIN_SEED, VAL_SEED, TEST_SEED = 0, 1, 2  # data seeds; --seed is for weights, dropout and shuffling
 VAL_DRAWN, VAL_SCORED = 1000, 500  # the strings scored after each epoch are the same ones every time
 TEST_SIZE = 10_000  # unseen strings for the report at the end
-ADAM = dict(lr=1.0, betas=(0.9, 0.98), eps=1e-9)  # lr 1.0 because noam_lambda gives the whole rate
+ADAM = dict(lr=1.0, betas=(0.9, 0.98), eps=1e-9)  # lr 1.0 because the schedule gives the whole rate
 DEMO = "73095"
+
+# The first four of each are the defaults of options. peak: the highest learning rate, from where it falls in
+# a straight line to 0 at the last update; None: the chapter's Noam schedule, which never ends.
+# fmt: off
+RECIPES = {
+    "chapter": dict(
+        epochs=10, batch_size=64, samples=20_000, warmup=1000,
+        dropout=0.1, peak=None, smoothing=0.0, extra_long=0,
+    ),
+    "fast": dict(  # 200 updates; every string is seen once, so there is nothing to learn by heart
+        epochs=1, batch_size=64, samples=12_800, warmup=40,
+        dropout=0.0, peak=3e-3, smoothing=0.1, extra_long=2,
+    ),
+}
+# fmt: on
 
 
 # ------------------------------------------------------------------------------------------------ 20.9 data
 
 
-def make_dataset(n: int, seed: int) -> tuple[Tensor, Tensor]:
+def make_dataset(n: int, seed: int, extra_long: int = 0) -> tuple[Tensor, Tensor]:
     """n random strings and their reversals: src and tgt, each [n, SEQ_LEN] int64, laid out as shown above.
 
-    Lengths are uniform over MIN_LEN..MAX_LEN, digits uniform over 0..9; the same seed gives the same strings.
+    Lengths are uniform over MIN_LEN..MAX_LEN, but the longest is 1 + extra_long times as likely as any other;
+    digits are uniform over 0..9. The same seed gives the same strings.
     """
     generator = torch.Generator().manual_seed(seed)
-    length = torch.randint(MIN_LEN, MAX_LEN + 1, (n, 1), generator=generator)
+    length = torch.randint(MIN_LEN, MAX_LEN + 1 + extra_long, (n, 1), generator=generator).clamp(max=MAX_LEN)
     digits = torch.randint(10, (n, MAX_LEN), generator=generator) + NUM_OFFSET
     position = torch.arange(MAX_LEN)
     src = torch.full((n, SEQ_LEN), PAD_ID)
@@ -104,20 +122,56 @@ def noam_lambda(d_model: int, warmup: int) -> Callable[[int], float]:
     return lambda step: d_model**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
 
 
-def loss_sum(logits: Tensor, tgt_out: Tensor) -> Tensor:
-    """logits [B, Lt, V] of any dtype, tgt_out [B, Lt] -> summed cross-entropy in nats, fp32; PAD counts 0."""
-    return F.cross_entropy(
-        logits.float().flatten(0, 1), tgt_out.flatten(), ignore_index=PAD_ID, reduction="sum"
-    )
+def linear_decay_lambda(peak: float, warmup: int, total: int) -> Callable[[int], float]:
+    """Learning-rate factor for `LambdaLR`: up to `peak` at update number `warmup`, down to 0 after the last.
+
+    ValueError when warmup is not in 1..total.
+    """
+    if not 1 <= warmup <= total:
+        raise ValueError(f"warmup={warmup}: must be at least 1 and at most the {total} updates of the run")
+    return lambda step: peak * min((step + 1) / warmup, max(total - step, 0) / (total - warmup + 1))
 
 
-def train_step(model, optimizer, scheduler, src: Tensor, tgt: Tensor, precision: str = "fp32") -> Tensor:
+def make_optimizer(model: torch.nn.Module, run: dict) -> tuple[torch.optim.Adam, LambdaLR]:
+    """Adam and the learning-rate schedule for a run; `run`: its options, as in RECIPES."""
+    optimizer = torch.optim.Adam(model.parameters(), fused=True, **ADAM)
+    if run["peak"] is None:
+        return optimizer, LambdaLR(optimizer, noam_lambda(D_MODEL, run["warmup"]))
+    updates = run["epochs"] * (run["samples"] // run["batch_size"])
+    return optimizer, LambdaLR(optimizer, linear_decay_lambda(run["peak"], run["warmup"], updates))
+
+
+def make_model(run: dict) -> Transformer:
+    """The chapter's model, its start decided by the run's seed."""
+    torch.manual_seed(run["seed"])
+    return Transformer(VOCAB_SIZE, VOCAB_SIZE, d_model=D_MODEL, max_len=SEQ_LEN, dropout=run["dropout"])
+
+
+def loss_sum(logits: Tensor, tgt_out: Tensor, smoothing: float = 0.0) -> Tensor:
+    """logits [B, Lt, V] of any dtype, tgt_out [B, Lt] -> summed cross-entropy in nats, fp32; PAD counts 0.
+
+    With label smoothing the right token should get 1 - smoothing and the V - 2 others share the rest; PAD,
+    never right, gets none of it. Source: Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4.
+    """
+    flat, gold = logits.float().flatten(0, 1), tgt_out.flatten()
+    loss = F.cross_entropy(flat, gold, ignore_index=PAD_ID, reduction="sum")
+    if smoothing == 0:
+        return loss
+    log_p = F.log_softmax(flat, dim=-1)
+    every_real_token = -((log_p.sum(1) - log_p[:, PAD_ID]) * (gold != PAD_ID)).sum()
+    others = (every_real_token - loss) / (flat.size(-1) - 2)
+    return (1 - smoothing) * loss + smoothing * others
+
+
+def train_step(
+    model, optimizer, scheduler, src: Tensor, tgt: Tensor, precision: str = "fp32", smoothing: float = 0.0
+) -> Tensor:
     """One update on src and tgt [B, L] -> [3]: loss sum, right tokens, tokens; no sync with the host."""
     tgt_in, tgt_out = teacher_forcing(tgt)
     with torch.autocast(src.device.type, torch.bfloat16, enabled=precision == "bf16"):
         logits = model(src, tgt_in)
     real = tgt_out != PAD_ID
-    tokens, total = real.sum(), loss_sum(logits, tgt_out)
+    tokens, total = real.sum(), loss_sum(logits, tgt_out, smoothing)
     optimizer.zero_grad(set_to_none=True)
     (total / tokens.clamp(min=1)).backward()  # a batch of nothing but padding has loss 0, not 0 / 0
     optimizer.step()
@@ -127,8 +181,9 @@ def train_step(model, optimizer, scheduler, src: Tensor, tgt: Tensor, precision:
 
 
 def train_epoch(
-    model, optimizer, scheduler, src: Tensor, tgt: Tensor, batch_size: int, precision: str, label: str = ""
-) -> tuple[float, float]:
+    model, optimizer, scheduler, src: Tensor, tgt: Tensor, batch_size: int, precision: str,
+    smoothing: float = 0.0, label: str = "",
+) -> tuple[float, float]:  # fmt: skip
     """One pass over (src, tgt) [n, L] in shuffled batches, a short last one dropped -> loss, token accuracy.
 
     Both are means over all tokens of the epoch, under teacher forcing, with dropout on.
@@ -137,7 +192,7 @@ def train_epoch(
     batches = torch.randperm(len(src)).to(src.device).split(batch_size)[: len(src) // batch_size]
     totals = torch.zeros(3, device=src.device)
     for number, rows in enumerate(batches, start=1):
-        totals += train_step(model, optimizer, scheduler, src[rows], tgt[rows], precision)
+        totals += train_step(model, optimizer, scheduler, src[rows], tgt[rows], precision, smoothing)
         if number % 20 == 0:
             show_progress(f"{label}step {number}/{len(batches)}")
     show_progress("")
@@ -183,7 +238,7 @@ def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN, use_c
             else:
                 logits, _ = model.decode(tgt, memory, src_mask)
             last = logits[:, -1]
-            last[:, [PAD_ID, BOS_ID]] = -torch.inf  # neither is ever a target
+            last[:, : BOS_ID + 1] = -torch.inf  # PAD and BOS are never a target
             new = last.argmax(-1).masked_fill(finished, PAD_ID)
             tgt = torch.cat([tgt, new[:, None]], dim=1)
             finished |= new == EOS_ID
@@ -382,10 +437,12 @@ def run_script(main: Callable[[], int | None]) -> None:
 def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="train.py", description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--epochs", type=integer(1), default=10, help="passes over the training strings, in all")
-    add("--batch-size", type=integer(1), default=64, help="strings per update")
-    add("--samples", type=integer(1, 10_000_000), default=20_000, help="training strings")
-    add("--warmup", type=integer(1), default=1000, help="updates until the learning rate peaks")
+    add("--recipe", choices=RECIPES, default="chapter", help="sets what the next four default to")
+    add("--epochs", type=integer(1), help="passes over the training strings, in all")
+    add("--batch-size", type=integer(1), help="strings per update")
+    add("--samples", type=integer(1, 10_000_000), help="training strings")
+    add("--warmup", type=integer(1), help="updates until the learning rate peaks")
+    parser.set_defaults(**RECIPES["chapter"])
     add("--seed", type=integer(0, 2**32 - 1), default=0, help="for weights, dropout and shuffling")
     add_device_option(parser)
     add(
@@ -403,6 +460,8 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict | None]
     """-> options, and the checkpoint to go on from, or None. Ends the program on anything unusable."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    parser.set_defaults(**RECIPES[args.recipe])
+    args = parser.parse_args(argv)
     checkpoint = None
     try:
         if args.resume:
@@ -417,6 +476,9 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict | None]
                     )
         if args.batch_size > args.samples:
             raise ValueError(f"--batch-size {args.batch_size}: must not exceed --samples {args.samples}")
+        updates = args.epochs * (args.samples // args.batch_size)
+        if args.peak and args.warmup > updates:
+            raise ValueError(f"--warmup {args.warmup}: the run has only {updates} updates")
         if args.out.is_dir() or not args.out.absolute().parent.is_dir():
             raise ValueError(f"--out {args.out}: must be a file in a folder that exists")
         args.device = choose_device(args.device)
@@ -446,17 +508,14 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
     device = args.device
 
-    train_src, train_tgt = make_dataset(args.samples, TRAIN_SEED)
+    train_src, train_tgt = make_dataset(args.samples, TRAIN_SEED, args.extra_long)
     val_src, val_tgt = drop_seen(*make_dataset(VAL_DRAWN, VAL_SEED), train_src)
     removed = VAL_DRAWN - len(val_src)
     src, tgt = train_src.to(device), train_tgt.to(device)
     val_src, val_tgt = val_src[:VAL_SCORED].to(device), val_tgt[:VAL_SCORED].to(device)
 
-    torch.manual_seed(args.seed)
-    model = Transformer(VOCAB_SIZE, VOCAB_SIZE, max_len=SEQ_LEN).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), fused=True, **ADAM)
-    schedule = noam_lambda(model.settings["d_model"], args.warmup)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    model = make_model(vars(args)).to(device)
+    optimizer, scheduler = make_optimizer(model, vars(args))
     epoch, history = restore(checkpoint, model, optimizer, scheduler) if checkpoint else (0, [])
 
     steps, parameters = args.samples // args.batch_size, sum(p.numel() for p in model.parameters())
@@ -468,7 +527,10 @@ def main(argv: list[str] | None = None) -> int:
     say("columns  loss, token_acc: teacher-forced, training; val_exact_match: free-running, validation")
 
     def save() -> None:
-        run = {name: getattr(args, name) for name in ("batch_size", "samples", "warmup", "seed")}
+        fixed = {"recipe", "seed", *RECIPES[args.recipe]} - (set() if args.peak else {"epochs"})
+        run = {
+            name: getattr(args, name) for name in sorted(fixed)
+        }  # epochs: a rate that falls to 0 has an end
         save_checkpoint(args.out, model, optimizer, scheduler, epoch, history, run)
 
     try:
@@ -477,7 +539,7 @@ def main(argv: list[str] | None = None) -> int:
         while epoch < args.epochs:
             start, label = time.perf_counter(), f"epoch {epoch + 1}/{args.epochs}, "
             loss, token_acc = train_epoch(
-                model, optimizer, scheduler, src, tgt, args.batch_size, args.precision, label
+                model, optimizer, scheduler, src, tgt, args.batch_size, args.precision, args.smoothing, label
             )
             row = dict(epoch=epoch + 1, loss=loss, token_acc=token_acc)
             row["val_exact_match"] = exact_match(model, val_src, val_tgt)

@@ -1,20 +1,18 @@
-"""One training step of the chapter's recipe: model.py beside the same model made of `nn.Transformer`.
+"""One training step of the chapter's recipe: model.py beside the same sizes elsewhere, on the same batches.
 
-Same sizes, same batches, same optimizer, same `train.train_step`; the two alternate in one run. Run from the
-project's folder: `python -m benchmarks.step_time`.
+Run from the project's folder: `python -m benchmarks.step_time`.
 """
 
-import statistics
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
+from benchmarks.peers import x_transformer
+from benchmarks.timing import compare
 from benchmarks.torch_twin import TorchTransformer
-from mha_vs_sdpa import take_turns
-from model import Transformer
 from train import (
-    ADAM,
-    SEQ_LEN,
-    VOCAB_SIZE,
+    RECIPES,
     ArgumentParser,
     add_device_option,
     choose_device,
@@ -22,18 +20,20 @@ from train import (
     device_name,
     integer,
     make_dataset,
-    noam_lambda,
+    make_model,
+    make_optimizer,
     run_script,
     say,
     train_step,
 )
 
+RUN = RECIPES["chapter"] | dict(seed=0)
 
-def training_step(model: torch.nn.Module, device: torch.device, batch_size: int, precision: str):
+
+def training_step(model: nn.Module, device: torch.device, batch_size: int, precision: str) -> Callable:
     """-> a function that makes one update of `model` on the next batch of the chapter's data."""
     model = model.to(device).train()
-    optimizer = torch.optim.Adam(model.parameters(), fused=True, **ADAM)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, noam_lambda(128, 1000))
+    optimizer, scheduler = make_optimizer(model, RUN)
     src, tgt = (ids.to(device).split(batch_size) for ids in make_dataset(20 * batch_size, seed=0))
     count = 0
 
@@ -45,9 +45,21 @@ def training_step(model: torch.nn.Module, device: torch.device, batch_size: int,
     return step
 
 
+def measure(device: torch.device, rounds: int = 30, batch_size: int = 64, precision: str = "fp32") -> dict:
+    """Steps of all contenders in turns -> name -> median, quartiles, ratio to model.py's."""
+    models = {"model.py": make_model(RUN)}
+    settings = models["model.py"].settings
+    models["nn.Transformer"] = TorchTransformer(settings)
+    if (peer := x_transformer(settings)) is not None:
+        models["x-transformers"] = peer
+    say(f"training step, batch {batch_size}, dropout {settings['dropout']}, {rounds} each in turns:")
+    steps = {name: training_step(model, device, batch_size, precision) for name, model in models.items()}
+    return compare(steps, rounds, warmup=5, device=device, label="training step")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.step_time", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=integer(2), default=50, help="timed steps of each model")
+    parser.add_argument("--rounds", type=integer(2), default=30, help="timed steps of each model")
     parser.add_argument("--batch-size", type=integer(1), default=64, help="strings per step")
     add_device_option(parser)
     args = parser.parse_args(argv)
@@ -57,18 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     torch.set_float32_matmul_precision("high")
     precision, why = choose_precision("auto", device)
-    torch.manual_seed(0)
-    ours = Transformer(VOCAB_SIZE, VOCAB_SIZE, max_len=SEQ_LEN)
-    contenders = {"model.py": ours, "nn.Transformer": TorchTransformer(ours.settings)}
-    steps = {name: training_step(m, device, args.batch_size, precision) for name, m in contenders.items()}
-    times = take_turns(steps, args.rounds, warmup=5, device=device, label="training step")
-    median = {name: statistics.median(values) for name, values in times.items()}
-    say(f"device {device_name(device)}; {precision} ({why})")
-    say(f"batch {args.batch_size}; {args.rounds} steps each, in turns, after 5 to warm up")
-    for name, value in median.items():
-        low, _, high = statistics.quantiles(times[name], n=4, method="inclusive")
-        say(f"{name:15} median {value:7.2f} ms   quartiles {low:.2f} - {high:.2f} ms")
-    say(f"model.py takes {median['model.py'] / median['nn.Transformer']:.2f} of nn.Transformer's time")
+    say(f"device {device_name(device)}; {precision} ({why}); torch {torch.__version__}")
+    measure(device, args.rounds, args.batch_size, precision)
     return 0
 
 

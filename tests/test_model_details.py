@@ -12,6 +12,7 @@ import model as model_module
 from model import (
     PAD_ID,
     DecoderLayer,
+    Dropout,
     EncoderLayer,
     MultiHeadAttention,
     TokenAndPosition,
@@ -291,6 +292,33 @@ def test_noise_cannot_be_learned(monkeypatch):
 
 def test_noise_can_be_learned_by_a_decoder_that_sees_the_future(monkeypatch):
     assert loss_on_random_targets(no_causal_mask, monkeypatch) < math.log(10) - 0.5
+
+
+def test_dropout_keeps_its_share_and_scales_the_rest():
+    torch.manual_seed(0)
+    for p in (0.1, 0.5):
+        drop, x = Dropout(p), torch.full((40, 50, 51), 3.0, requires_grad=True)
+        y = drop(x)
+        kept = y != 0
+        assert kept.float().mean().item() == pytest.approx(1 - p, abs=0.005)
+        assert torch.allclose(y[kept], torch.tensor(3 / (1 - p)))
+        y.sum().backward()
+        assert torch.allclose(x.grad, kept / (1 - p))  # the gradient passes where the value did
+        flat = kept.flatten().float()
+        for distance in (1, 2, 3, 4, 51):  # neighbours are decided apart, also those that share a draw
+            both = (flat[:-distance] * flat[distance:]).mean().item()
+            assert both == pytest.approx((1 - p) ** 2, abs=0.01)
+
+
+def test_dropout_follows_the_seed_and_is_off_when_it_should_be():
+    drop, x = Dropout(0.5), torch.randn(7, 3)
+    torch.manual_seed(1)
+    first, second = drop(x), drop(x)
+    torch.manual_seed(1)
+    assert torch.equal(drop(x), first) and not torch.equal(first, second)
+    assert drop(x.bfloat16()).dtype == torch.bfloat16 and drop(x[:0]).shape == (0, 3)
+    assert drop(x.to("meta")).device.type == "meta"
+    assert torch.equal(Dropout(0.0)(x), x) and torch.equal(drop.eval()(x), x)
 
 
 def test_token_and_position_drops_out_in_training_only():

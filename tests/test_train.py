@@ -61,6 +61,12 @@ def test_lengths_and_digits_are_uniform():
     assert (lengths / 2000 - 1).abs().max() < 0.1 and (digits / digits.float().mean() - 1).abs().max() < 0.05
 
 
+def test_more_long_strings_on_request():
+    src, _ = make_dataset(12_000, seed=0, extra_long=2)
+    lengths = (src >= NUM_OFFSET).sum(1).bincount(minlength=MAX_LEN + 1)[MIN_LEN:]
+    assert (lengths / 1000 - torch.tensor([1.0] * 9 + [3.0])).abs().max() < 0.15
+
+
 def test_seeds_decide_the_data():
     assert torch.equal(make_dataset(50, 3)[0], make_dataset(50, 3)[0])
     assert not torch.equal(make_dataset(50, 3)[0], make_dataset(50, 4)[0])
@@ -119,6 +125,15 @@ def test_warmup_below_one_is_refused(warmup):
         noam_lambda(128, warmup)
 
 
+def test_linear_decay_peaks_at_warmup_and_ends_at_zero():
+    factor = train.linear_decay_lambda(peak=2.0, warmup=4, total=10)
+    assert [factor(step) for step in range(5)] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0 * 6 / 7])
+    assert factor(9) == pytest.approx(2.0 / 7) and factor(10) == factor(11) == 0
+    for warmup in (0, 11):
+        with pytest.raises(ValueError, match=f"warmup={warmup}: .*10 updates"):
+            train.linear_decay_lambda(2.0, warmup, 10)
+
+
 # ------------------------------------------------------------------------------------------- loss and steps
 
 
@@ -153,6 +168,34 @@ def test_loss_counts_real_tokens_only():
     assert loss_sum(logits.bfloat16(), torch.tensor([[3, 2, PAD_ID]])).dtype == torch.float32
 
 
+def smoothed_loss(logits, target, smoothing):
+    return loss_sum(torch.tensor([[logits]]), torch.tensor([[target]]), smoothing).item()
+
+
+def test_label_smoothing_by_hand():
+    """V = 5, PAD = 0, smoothing 0.4, target 2: the wanted distribution is [0, .1333, .6, .1333, .1333]."""
+    logits = [3.0, 0.5, 1.0, -1.0, 0.0]
+    log_p = torch.tensor(logits).log_softmax(0)
+    wanted = torch.tensor([0, 0.4 / 3, 0.6, 0.4 / 3, 0.4 / 3])
+    assert smoothed_loss(logits, 2, 0.4) == pytest.approx(-(wanted * log_p).sum().item(), rel=1e-5)
+    assert smoothed_loss(logits, PAD_ID, 0.4) == 0
+    assert smoothed_loss(logits, 2, 0.0) == pytest.approx(-log_p[2].item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("pads", [0, 1, 3, 4])
+def test_label_smoothing_leaves_nothing_on_padding(pads):
+    logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    target = torch.tensor([[2, 3, 4, 1]])
+    target[0, 4 - pads :] = PAD_ID
+    loss_sum(logits, target, 0.4).backward()
+    p = logits.detach().softmax(-1)
+    real = target != PAD_ID
+    assert torch.allclose(
+        logits.grad[..., PAD_ID][real], p[..., PAD_ID][real], atol=1e-6
+    )  # plain p, no target mass
+    assert (logits.grad[~real] == 0).all() and logits.grad.isfinite().all()
+
+
 def test_a_batch_of_nothing_but_padding_costs_nothing_and_breaks_nothing():
     model = small_model()
     src, tgt = make_dataset(4, 0)
@@ -179,7 +222,7 @@ def test_train_step_returns_the_batch_sums_and_updates():
 def test_epoch_numbers_are_means_over_tokens_and_the_last_batch_is_dropped(monkeypatch):
     batches = []
 
-    def step(model, optimizer, scheduler, src, tgt, precision):
+    def step(model, optimizer, scheduler, src, tgt, precision, smoothing):
         batches.append(src)
         return torch.tensor([[30.0, 2.0, 10.0], [1.0, 4.0, 90.0]][len(batches) - 1])
 
@@ -359,11 +402,43 @@ def test_resume_after_the_last_epoch_reports_and_changes_nothing(quick, tmp_path
     assert "demo: 7 3 0 9 5 -> " in capsys.readouterr().out
 
 
+def test_the_fast_recipe_is_really_another_run(quick, tmp_path, capsys):
+    """Its own settings reach model, data, loss and schedule; the file is of the same kind."""
+    out = tmp_path / "fast.pt"
+    assert train.main(["--recipe", "fast", "--samples", "640", "--warmup", "5", "--out", str(out)]) == 0
+    model, checkpoint = load_model(out)
+    assert sum(p.numel() for p in model.parameters()) == 931_213 and model.settings["dropout"] == 0
+    assert checkpoint["run"]["recipe"] == "fast" and checkpoint["history"][0]["lr"] == 0
+    assert checkpoint["scheduler"]["last_epoch"] == 10
+    assert train.main(["--resume", "--out", str(out)]) == 0
+    for options in (["--epochs", "2"], ["--recipe", "chapter"]):
+        with pytest.raises(SystemExit):
+            train.main(["--resume", "--out", str(out), *options])
+    with pytest.raises(SystemExit):
+        train.main(["--recipe", "fast", "--samples", "640", "--out", str(out)])
+    assert "--warmup 40" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changed, value", [("smoothing", 0.0), ("extra_long", 0), ("peak", 1e-3), ("dropout", 0.1)]
+)
+def test_every_part_of_the_fast_recipe_changes_the_run(quick, tmp_path, monkeypatch, changed, value):
+    options = ["--recipe", "fast", "--samples", "128", "--warmup", "1", "--out"]
+    train.main([*options, str(tmp_path / "a.pt")])
+    monkeypatch.setitem(train.RECIPES, "fast", train.RECIPES["fast"] | {changed: value})
+    train.main([*options, str(tmp_path / "b.pt")])
+    a, b = (load_checkpoint(tmp_path / name)["model"] for name in ("a.pt", "b.pt"))
+    assert not equal_states(a, b)
+
+
 def test_resume_takes_the_settings_of_the_first_run_and_refuses_others(quick, tmp_path, capsys):
     out = tmp_path / "a.pt"
     run(out, "--epochs", "1", "--warmup", "50", "--seed", "3")
     assert train.main(["--epochs", "2", "--resume", "--out", str(out)]) == 0
-    assert load_checkpoint(out)["run"] == dict(batch_size=32, samples=192, warmup=50, seed=3)
+    stored = load_checkpoint(out)["run"]
+    assert {name: stored[name] for name in ("recipe", "batch_size", "samples", "warmup", "seed")} == dict(
+        recipe="chapter", batch_size=32, samples=192, warmup=50, seed=3
+    )
     with pytest.raises(SystemExit) as stop:
         run(out, "--resume", "--seed", "0")
     assert stop.value.code == 2 and "--seed 0" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""Greedy decoding with keys and values kept and without, short and long; beside transformers' `generate`.
+
+The models have random weights and may not say <eos>, so that all decode the same number of tokens. Run from
+the project's folder: `python -m benchmarks.decode_time`.
+"""
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.peers import bart
+from benchmarks.timing import compare
+from model import PAD_ID, Transformer
+from train import (
+    D_MODEL,
+    EOS_ID,
+    VOCAB_SIZE,
+    ArgumentParser,
+    add_device_option,
+    choose_device,
+    device_name,
+    greedy_decode,
+    integer,
+    make_dataset,
+    run_script,
+    say,
+)
+
+
+def endless_model(max_len: int, attention: str, device: torch.device) -> Transformer:
+    """The chapter's sizes with a longer position table, random weights, and no way to end."""
+    torch.manual_seed(0)
+    sizes = dict(d_model=D_MODEL, max_len=max_len, dropout=0.0, attention=attention)
+    model = Transformer(VOCAB_SIZE, VOCAB_SIZE, **sizes).to(device).eval()
+    with torch.no_grad():
+        model.out.bias[EOS_ID] = -1e9
+    return model
+
+
+def decode_all(model: Transformer, src: Tensor, max_len: int, use_cache: bool) -> Tensor:
+    parts = [greedy_decode(model, part, max_len, use_cache) for part in src.split(500)]
+    return torch.cat(parts)
+
+
+def measure(
+    device: torch.device,
+    strings: int = 1000,
+    batch: int = 8,
+    lengths: tuple = (64, 256, 1024),
+    rounds: int = 3,
+) -> dict:
+    """-> what was timed -> contender -> median, quartiles, ratio. The outputs are compared first."""
+    manual, sdpa = (endless_model(max(lengths), attention, device) for attention in ("manual", "sdpa"))
+    src, results = make_dataset(strings, seed=1)[0].to(device), {}
+    cases = [(f"{strings:,} strings, 13 tokens", src, 13)]
+    cases += [(f"{batch} strings, {length:,} tokens", src[:batch], length) for length in lengths]
+    for what, ids, length in cases:
+        calls = {"cache": partial(decode_all, manual, ids, length, True)}
+        calls["cache, SDPA"] = partial(decode_all, sdpa, ids, length, True)
+        if length <= 256:  # without a cache the longest would take minutes
+            calls["no cache"] = partial(decode_all, manual, ids, length, False)
+        first, *others = (call() for call in calls.values())
+        if not all(torch.equal(first, other) for other in others):
+            raise RuntimeError(f"{what}: the contenders do not give the same tokens")
+        if length == 64 and (peer := bart(manual.settings)) is not None:
+            options = dict(num_beams=1, do_sample=False, min_new_tokens=length, max_new_tokens=length)
+            options |= dict(attention_mask=(ids != PAD_ID).long(), use_cache=True)
+            calls["transformers Bart, cache, SDPA"] = partial(peer.to(device).generate, ids, **options)
+        say(f"greedy decoding, {what}:")
+        results[what] = compare(calls, rounds, warmup=1, device=device, label=what)
+    short, long = (results[what]["cache"]["median_ms"] for what, _, _ in (cases[1], cases[-1]))
+    power = math.log(long / short) / math.log(lengths[-1] / lengths[0])
+    say(f"  with the cache, from {lengths[0]} to {lengths[-1]:,} tokens time grows as length^{power:.2f}")
+    return results | {"growth_power": power}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = ArgumentParser(prog="benchmarks.decode_time", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=integer(2), default=3, help="timed calls of each contender")
+    add_device_option(parser)
+    args = parser.parse_args(argv)
+    try:
+        device = choose_device(args.device)
+    except ValueError as error:
+        parser.error(str(error))
+    torch.set_float32_matmul_precision("high")
+    say(f"device {device_name(device)}; fp32; torch {torch.__version__}")
+    measure(device, rounds=args.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)
