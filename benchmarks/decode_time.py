@@ -16,6 +16,7 @@ from model import PAD_ID, Transformer
 from train import (
     D_MODEL,
     EOS_ID,
+    SEQ_LEN,
     VOCAB_SIZE,
     ArgumentParser,
     add_device_option,
@@ -52,7 +53,9 @@ def measure(
     rounds: int = 3,
 ) -> dict:
     """-> what was timed -> contender -> median, quartiles, ratio. The outputs are compared first."""
-    manual, sdpa = (endless_model(max(lengths), attention, device) for attention in ("manual", "sdpa"))
+    manual, sdpa = (
+        endless_model(max(SEQ_LEN, *lengths), attention, device) for attention in ("manual", "sdpa")
+    )
     src, results = make_dataset(strings, seed=1)[0].to(device), {}
     cases = [(f"{strings:,} strings, 13 tokens", src, 13)]
     cases += [(f"{batch} strings, {length:,} tokens", src[:batch], length) for length in lengths]

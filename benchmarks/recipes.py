@@ -93,8 +93,7 @@ def variants() -> dict[str, dict]:
         "without label smoothing": fast | dict(smoothing=0.0),
         "without more long strings": fast | dict(extra_long=0),
         "with a third of the peak rate": fast | dict(peak=1e-3),
-        "with Noam's schedule, warmup 40": fast | dict(peak=None),
-        "with Noam's schedule, warmup 1000": fast | dict(peak=None, warmup=1000),
+        "with the chapter's schedule": fast | dict(peak=None, warmup=chapter["warmup"]),
         "chapter's recipe, 200 updates of it": chapter | dict(samples=fast["samples"], epochs=1),
     }
 

@@ -4,6 +4,7 @@ Run from the project's folder: `python -m benchmarks.run`. Writes the numbers as
 """
 
 import json
+import statistics
 import time
 from pathlib import Path
 
@@ -52,42 +53,52 @@ MEASURE = {
 }
 
 
-def draw(results: dict, path: Path) -> None:
-    """A panel of bars for each section that was measured, the shorter the better."""
-    panels = []  # title, names, values, unit
+def bar_panels(results: dict) -> list[tuple[str, dict[str, float], str]]:
+    """-> title, contender -> value, unit, of everything that is a comparison of times."""
+    panels = []
     if rows := results.get("attention"):
-        rows = [row for row in rows if row["pass"] == "forward"]
-        panels.append(
-            (
-                f"attention, forward, L = {rows[0]['length']}",
-                {r["contender"]: r["median_ms"] for r in rows},
-                "ms",
-            )
-        )
+        forward = {row["contender"]: row["median_ms"] for row in rows if row["pass"] == "forward"}
+        panels.append((f"attention, forward, L = {rows[0]['length']}", forward, "ms"))
     if step := results.get("step"):
         panels.append(("training step", {name: row["median_ms"] for name, row in step.items()}, "ms"))
     for what, contenders in results.get("decoding", {}).items():
         if "64 tokens" in what:
             times = {name: row["median_ms"] for name, row in contenders.items()}
             panels.append((f"greedy decoding, {what}", times, "ms"))
-    if rows := results.get("memory"):
-        longest = max(rows, key=lambda row: row["length"])
-        title = f"peak memory of a training step, batch {longest['batch']}, length {longest['length']}"
-        panels.append((title, {"by hand": longest["manual"] / 1e6, "SDPA": longest["sdpa"] / 1e6}, "MB"))
     if both := results.get("recipes"):
-        fast = sorted(row["seconds"] for row in both["fast"])[len(both["fast"]) // 2]
+        fast = statistics.median(row["seconds"] for row in both["fast"])
         panels.append(("training to 99.6 %", {"chapter": both["chapter"]["seconds"], "fast": fast}, "s"))
-    heights = [len(values) for _, values, _ in panels]
-    figure = new_figure(7.0, 0.5 + sum(0.32 * n + 0.55 for n in heights))
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[n + 0.5 for n in heights])[:, 0]
-    for axis, (title, values, unit) in zip(axes, panels, strict=True):
-        bars = axis.barh(list(values), list(values.values()), color="#4c78a8")
-        axis.bar_label(bars, [f" {value:,.1f} {unit}" for value in values.values()], size=9)
-        axis.invert_yaxis()
-        axis.set_title(title, size=10, loc="left")
-        axis.set_xlim(0, 1.2 * max(values.values()))
-        axis.xaxis.set_visible(False)
-        axis.spines[["top", "right", "bottom"]].set_visible(False)
+    return panels
+
+
+def draw(results: dict, path: Path) -> None:
+    """Bars for the times; below them, as lines, the memory of a training step by length and by batch size."""
+    panels, memory_rows = bar_panels(results), results.get("memory", [])
+    heights = [0.32 * len(values) + 0.55 for _, values, _ in panels]  # inches
+    figure = new_figure(7.0, sum(heights) + 2.8)
+    above, below = figure.subfigures(2, 1, height_ratios=[sum(heights) or 0.1, 2.8])
+    grid = above.add_gridspec(len(panels) or 1, 1, height_ratios=heights or [1])
+    for place, (title, values, unit) in zip(grid, panels, strict=False):
+        axes = above.add_subplot(place)
+        bars = axes.barh(list(values), list(values.values()), color="#4c78a8")
+        axes.bar_label(bars, [f" {value:,.1f} {unit}" for value in values.values()], size=9)
+        axes.invert_yaxis()
+        axes.set_title(title, size=10, loc="left")
+        axes.set_xlim(0, 1.2 * max(values.values()))
+        axes.xaxis.set_visible(False)
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    for number, (varied, fixed) in enumerate(
+        (("length", "batch"), ("batch", "length")) if memory_rows else ()
+    ):
+        axes = below.add_subplot(1, 2, number + 1)
+        values = [row[fixed] for row in memory_rows]
+        usual = max(set(values), key=values.count)
+        rows = sorted((row for row in memory_rows if row[fixed] == usual), key=lambda row: row[varied])
+        for name, key, style in (("by hand", "manual", "o-"), ("SDPA", "sdpa", "s--")):
+            axes.plot([row[varied] for row in rows], [row[key] / 1e6 for row in rows], style, label=name)
+        axes.set_title(f"memory of a training step, {fixed} {usual}", size=10, loc="left")
+        axes.set(xlabel=varied, ylabel="peak, MB", ylim=(0, None))
+        axes.legend()
     figure.savefig(path, dpi=150)
 
 

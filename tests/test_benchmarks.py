@@ -80,7 +80,8 @@ def test_memory_by_hand_holds_the_score_matrices():
     assert list(by_shape) == [(2, 32), (2, 64), (2, 256), (1, 64)]
     matrices = 6 * 2 * 4 * 256 * 256 * 4  # six attentions, B=2, h=4, fp32
     assert by_shape[2, 256]["manual"] - by_shape[2, 256]["sdpa"] > matrices / 2
-    assert 1.8 < by_shape[2, 64]["manual"] / by_shape[1, 64]["manual"] < 2.2
+    for kind in ("manual", "sdpa"):
+        assert by_shape[2, 256][kind] > by_shape[2, 64][kind] > by_shape[1, 64][kind] > 0
 
 
 def test_recipes_are_timed_in_turns_and_stop_at_the_goal(tiny_recipes, monkeypatch, capsys):
@@ -99,7 +100,8 @@ def test_ablation_changes_one_part_at_a_time():
     for name, recipe in recipes.variants().items():
         assert recipe["epochs"] * (recipe["samples"] // recipe["batch_size"]) == 200, name
         changed = {key for key in fast if recipe[key] != fast[key]} - {"epochs", "samples"}
-        assert len(changed) <= 1 or "warmup 1000" in name or "chapter" in name, (name, changed)
+        schedule = {"peak", "warmup"}  # one part, two numbers
+        assert len(changed) <= 1 or changed == schedule or name.startswith("chapter"), (name, changed)
 
 
 def test_run_writes_json_and_picture(monkeypatch, tmp_path, capsys):
