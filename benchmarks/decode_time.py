@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers import bart
-from benchmarks.timing import compare
+from benchmarks.timing import compare, start
 from model import PAD_ID, Transformer
 from train import (
     D_MODEL,
@@ -19,9 +19,6 @@ from train import (
     SEQ_LEN,
     VOCAB_SIZE,
     ArgumentParser,
-    add_device_option,
-    choose_device,
-    device_name,
     greedy_decode,
     integer,
     make_dataset,
@@ -82,14 +79,7 @@ def measure(
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.decode_time", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=integer(2), default=3, help="timed calls of each contender")
-    add_device_option(parser)
-    args = parser.parse_args(argv)
-    try:
-        device = choose_device(args.device)
-    except ValueError as error:
-        parser.error(str(error))
-    torch.set_float32_matmul_precision("high")
-    say(f"device {device_name(device)}; fp32; torch {torch.__version__}")
+    args, device, _ = start(parser, argv)
     measure(device, rounds=args.rounds)
     return 0
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from benchmarks.timing import start
 from mha_vs_sdpa import peak_bytes
 from model import Transformer
 from train import (
@@ -15,10 +16,6 @@ from train import (
     RECIPES,
     VOCAB_SIZE,
     ArgumentParser,
-    add_device_option,
-    choose_device,
-    choose_precision,
-    device_name,
     make_optimizer,
     run_script,
     say,
@@ -68,14 +65,7 @@ def measure(
 
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.memory", description=__doc__.partition("\n")[0])
-    add_device_option(parser)
-    args = parser.parse_args(argv)
-    try:
-        device = choose_device(args.device)
-    except ValueError as error:
-        parser.error(str(error))
-    precision, why = choose_precision("auto", device)
-    say(f"device {device_name(device)}; {precision} ({why}); torch {torch.__version__}")
+    _, device, precision = start(parser, argv)
     measure(device, precision)
     return 0
 

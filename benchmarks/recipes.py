@@ -8,16 +8,13 @@ import time
 
 import torch
 
+from benchmarks.timing import start
 from train import (
     RECIPES,
     TEST_SEED,
     TEST_SIZE,
     TRAIN_SEED,
     ArgumentParser,
-    add_device_option,
-    choose_device,
-    choose_precision,
-    device_name,
     drop_seen,
     exact_match,
     integer,
@@ -120,15 +117,7 @@ def main(argv: list[str] | None = None) -> int:
         "--ablation", action="store_true", help="put the fast recipe's parts back, one at a time"
     )
     parser.add_argument("--seeds", type=integer(1, 10), default=5, help="runs of the fast recipe")
-    add_device_option(parser)
-    args = parser.parse_args(argv)
-    try:
-        device = choose_device(args.device)
-    except ValueError as error:
-        parser.error(str(error))
-    torch.set_float32_matmul_precision("high")
-    precision, why = choose_precision("auto", device)
-    say(f"device {device_name(device)}; {precision} ({why}); torch {torch.__version__}")
+    args, device, precision = start(parser, argv)
     if args.ablation:
         ablation(device, precision)
     else:

@@ -12,11 +12,9 @@ import torch
 
 import mha_vs_sdpa
 from benchmarks import decode_time, memory, recipes, step_time
+from benchmarks.timing import start
 from train import (
     ArgumentParser,
-    add_device_option,
-    choose_device,
-    choose_precision,
     device_name,
     run_script,
     say,
@@ -107,22 +105,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the parts to run")
     parser.add_argument("--json", type=Path, default="benchmarks.json", help="all numbers")
     parser.add_argument("--out", type=Path, default="benchmarks.png", help="picture")
-    add_device_option(parser)
-    args = parser.parse_args(argv)
+    args, device, precision = start(parser, argv)
     try:
         check_picture("--out", args.out)
         if args.json.is_dir() or not args.json.absolute().parent.is_dir():
             raise ValueError(f"--json {args.json}: must be a file in a folder that exists")
-        device = choose_device(args.device)
     except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
-    torch.set_float32_matmul_precision("high")
-    precision, why = choose_precision("auto", device)
-    say(f"device {device_name(device)}; {precision} ({why}); torch {torch.__version__}")
-    results, start = {}, time.perf_counter()
+    results, began = {}, time.perf_counter()
     for section in args.only:
         results[section] = MEASURE[section](device, precision)
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - began
     settings = dict(device=device_name(device), precision=precision, torch=torch.__version__, seconds=seconds)
     args.json.write_text(json.dumps(settings | results, indent=1), encoding="utf-8")
     draw(results, args.out)

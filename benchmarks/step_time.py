@@ -9,15 +9,11 @@ import torch
 from torch import nn
 
 from benchmarks.peers import x_transformer
-from benchmarks.timing import compare
+from benchmarks.timing import compare, start
 from benchmarks.torch_twin import TorchTransformer
 from train import (
     RECIPES,
     ArgumentParser,
-    add_device_option,
-    choose_device,
-    choose_precision,
-    device_name,
     integer,
     make_dataset,
     make_model,
@@ -61,15 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.step_time", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=integer(2), default=30, help="timed steps of each model")
     parser.add_argument("--batch-size", type=integer(1), default=64, help="strings per step")
-    add_device_option(parser)
-    args = parser.parse_args(argv)
-    try:
-        device = choose_device(args.device)
-    except ValueError as error:
-        parser.error(str(error))
-    torch.set_float32_matmul_precision("high")
-    precision, why = choose_precision("auto", device)
-    say(f"device {device_name(device)}; {precision} ({why}); torch {torch.__version__}")
+    args, device, precision = start(parser, argv)
     measure(device, args.rounds, args.batch_size, precision)
     return 0
 

@@ -1,12 +1,29 @@
-"""What the benchmarks share: contenders that take turns, and the medians and ratios that are printed."""
+"""What the benchmarks share: how they start, and contenders that take turns, with medians and ratios."""
 
+import argparse
 import statistics
 from collections.abc import Callable
 
 import torch
 
 from mha_vs_sdpa import take_turns
-from train import say
+from train import add_device_option, choose_device, choose_precision, device_name, say
+
+
+def start(
+    parser: argparse.ArgumentParser, argv: list[str] | None
+) -> tuple[argparse.Namespace, torch.device, str]:
+    """Parse the options and --device, say what is measured on -> options, device, precision."""
+    add_device_option(parser)
+    args = parser.parse_args(argv)
+    try:
+        device = choose_device(args.device)
+    except ValueError as error:
+        parser.error(str(error))
+    torch.set_float32_matmul_precision("high")
+    precision, why = choose_precision("auto", device)
+    say(f"device {device_name(device)}; {precision} ({why}); torch {torch.__version__}")
+    return args, device, precision
 
 
 def compare(

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ["train.py", "viz.py", "mha_vs_sdpa.py"]
 STRICT = ["-W", "error::DeprecationWarning", "-W", "error::FutureWarning"]
-ENCODING = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning"]
+ENCODING = ["-X", "warn_default_encoding"]  # warns where a file is opened without saying its encoding
 
 
 def run(*command, folder):
@@ -47,13 +47,13 @@ def test_importing_does_nothing(tmp_path):
     modules = "model, train, viz, mha_vs_sdpa, benchmarks.step_time, benchmarks.torch_twin"
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {modules}"
     process = run(*STRICT, *ENCODING, "-c", code, folder=tmp_path)
-    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
+    assert (process.returncode, process.stdout) == (0, "") and str(ROOT) not in process.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_train_then_viz_from_any_folder_under_strict_warnings(tmp_path):
     process = run(*STRICT, *ENCODING, ROOT / "train.py", "--epochs", "1", "--samples", "128", folder=tmp_path)
-    assert process.returncode == 0 and process.stderr == ""
+    assert process.returncode == 0 and str(ROOT) not in process.stderr  # what libraries warn of is not ours
     lines = process.stdout.splitlines()
     assert lines[0].startswith("device ") and "931,213 parameters" in lines[1]
     assert "\r" not in process.stdout and "\x1b" not in process.stdout  # a pipe gets lines only
@@ -62,10 +62,8 @@ def test_train_then_viz_from_any_folder_under_strict_warnings(tmp_path):
         assert name in epoch
     assert any("10,000 unseen strings" in line for line in lines)
     assert lines[-2].startswith("demo: 7 3 0 9 5 -> ") and lines[-1] == "wrote reverse_transformer.pt"
-    process = run(*STRICT, "-X", "warn_default_encoding", ROOT / "viz.py", folder=tmp_path)
-    assert (
-        process.returncode == 0 and str(ROOT) not in process.stderr
-    )  # matplotlib's own warnings are not ours
+    process = run(*STRICT, *ENCODING, ROOT / "viz.py", folder=tmp_path)
+    assert process.returncode == 0 and str(ROOT) not in process.stderr
     assert {p.name for p in tmp_path.iterdir()} == {"reverse_transformer.pt", "cross_attn.png"}
 
 

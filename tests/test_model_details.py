@@ -120,11 +120,12 @@ def test_a_model_in_half_precision_is_finite_on_an_all_pad_row():
     assert model(src, src).isfinite().all()
 
 
+@pytest.mark.parametrize("score", [-20, -12_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_masked_weights_are_exactly_zero_in_every_dtype(dtype):
+def test_masked_weights_are_exactly_zero_in_every_dtype(dtype, score):
     torch.manual_seed(0)
     q = torch.ones(1, 1, 6, 16)
-    k = -5 * torch.ones(1, 1, 6, 16) + 0.1 * torch.randn(1, 1, 6, 16)  # scores near -20
+    k = score / 4 + 0.1 * torch.randn(1, 1, 6, 16)  # every score near `score`, d_k = 16
     mask = model_module.make_causal_mask(6) | torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.bool)
     output, weights = scaled_dot_product_attention(q.to(dtype), k.to(dtype), k.to(dtype), mask)
     assert output.isfinite().all() and (weights.masked_select(mask) == 0).all()

@@ -110,3 +110,10 @@ def test_model_code_uses_no_ready_made_attention():
     for name in ("model.py", "train.py", "viz.py", "mha_vs_sdpa.py"):
         code = (ROOT / name).read_text(encoding="utf-8")
         assert not re.search(r"nn\.(Transformer\w*|MultiheadAttention)\(", code), name
+
+
+def test_tf32_has_one_switch():
+    """Mixing it with the older `allow_tf32` flags is an error in new versions of PyTorch."""
+    for path in [*ROOT.glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
+        code = path.read_text(encoding="utf-8")
+        assert "allow_tf32" not in code and "fp32_precision" not in code, path

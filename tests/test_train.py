@@ -321,6 +321,11 @@ def test_exact_match_counts_whole_rows_up_to_eos():
     assert exact_match(Scripted([row + [2] * 10 for row in rows]), src, tgt) == 0.5
 
 
+def test_a_row_that_never_ends_is_not_a_match():
+    tgt = torch.tensor([[1, 5, 6, 2]] * 2)
+    assert exact_rows(Scripted([[5, 6, 9], [5, 6, 2]]), tgt, tgt).tolist() == [False, True]
+
+
 def test_exact_rows_in_batches_equal_exact_rows_at_once():
     model = small_model()
     src, _ = make_dataset(30, 0)
@@ -567,6 +572,17 @@ def test_a_failed_save_keeps_the_old_file(quick, tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "a.pt" in error and "No space left" in error
     assert (tmp_path / "a.pt").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_progress_on_a_terminal_only(monkeypatch, capsys):
+    train.show_progress("epoch 1/2, step 20/312")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(train.sys.stderr, "isatty", lambda: True, raising=False)
+    src, tgt = make_dataset(40, 0)
+    model = small_model()
+    train_epoch(model, *optimizer_for(model), src, tgt, 2, "fp32", label="epoch 1/2, ")
+    output = capsys.readouterr()
+    assert output.out == "" and output.err == "\r\x1b[Kepoch 1/2, step 20/20\r\x1b[K"
 
 
 # ------------------------------------------------------------------------------------ devices and precision
