@@ -3,6 +3,7 @@
 Run from the project's folder: `python -m benchmarks.run`. Writes the numbers as JSON and draws one picture.
 """
 
+import argparse
 import json
 import statistics
 import time
@@ -100,18 +101,19 @@ def draw(results: dict, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def check_files(args: argparse.Namespace) -> None:
+    """ValueError, before minutes of measuring, when the results could not be written."""
+    check_picture("--out", args.out)
+    if args.json.is_dir() or not args.json.absolute().parent.is_dir():
+        raise ValueError(f"--json {args.json}: must be a file in a folder that exists")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.run", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the parts to run")
     parser.add_argument("--json", type=Path, default="benchmarks.json", help="all numbers")
     parser.add_argument("--out", type=Path, default="benchmarks.png", help="picture")
-    args, device, precision = start(parser, argv)
-    try:
-        check_picture("--out", args.out)
-        if args.json.is_dir() or not args.json.absolute().parent.is_dir():
-            raise ValueError(f"--json {args.json}: must be a file in a folder that exists")
-    except (ValueError, ModuleNotFoundError) as error:
-        parser.error(str(error))
+    args, device, precision = start(parser, argv, check_files)
     results, began = {}, time.perf_counter()
     for section in args.only:
         results[section] = MEASURE[section](device, precision)

@@ -11,14 +11,18 @@ from train import add_device_option, choose_device, choose_precision, device_nam
 
 
 def start(
-    parser: argparse.ArgumentParser, argv: list[str] | None
+    parser: argparse.ArgumentParser, argv: list[str] | None, check: Callable = lambda args: None
 ) -> tuple[argparse.Namespace, torch.device, str]:
-    """Parse the options and --device, say what is measured on -> options, device, precision."""
+    """Parse the options and --device, say what is measured on -> options, device, precision.
+
+    `check` may refuse the options by a ValueError.
+    """
     add_device_option(parser)
     args = parser.parse_args(argv)
     try:
+        check(args)
         device = choose_device(args.device)
-    except ValueError as error:
+    except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
     torch.set_float32_matmul_precision("high")
     precision, why = choose_precision("auto", device)
