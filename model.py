@@ -280,7 +280,7 @@ class Decoder(nn.Module):
 
     tgt_in [B, Lt], memory [B, Ls, d_model], tgt_mask [B, 1, Lt, Lt], src_mask [B, 1, 1, Ls]
     -> x [B, Lt, d_model], self weights and cross weights: a [B, h, Lt, Lt] and a [B, h, Lt, Ls] per layer.
-    `cache`: as in `Transformer.decode`; tgt_mask then has fewer rows than columns.
+    `cache`: as in `Transformer.decode`; tgt_mask then has rows for the new tokens only.
     """
 
     def __init__(
@@ -296,7 +296,9 @@ class Decoder(nn.Module):
         self, tgt_in: Tensor, memory: Tensor, tgt_mask: Tensor, src_mask: Tensor, cache: dict | None = None
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         cache = {} if cache is None else cache
-        x, all_self, all_cross = self.embed(tgt_in, start=tgt_mask.size(3) - tgt_mask.size(2)), [], []
+        start = cache.get("length", 0)
+        x, all_self, all_cross = self.embed(tgt_in, start), [], []
+        cache["length"] = start + tgt_in.size(1)
         for number, layer in enumerate(self.layers):
             layer_cache = cache.setdefault(number, {})
             x, self_weights, cross_weights = layer(x, memory, tgt_mask, src_mask, layer_cache)

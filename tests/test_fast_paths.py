@@ -170,3 +170,13 @@ def test_the_mask_of_the_last_rows_is_the_end_of_the_whole_mask():
     whole = model_module.make_causal_mask(7)
     for start in range(7):
         assert torch.equal(model_module.make_causal_mask(7, start=start), whole[:, :, start:])
+
+
+def test_a_mask_without_the_future_does_not_move_the_positions():
+    """A padding mask alone, [B, 1, 1, Lt], broadcasts over the queries; positions still start at 0."""
+    model, (src, tgt) = small_model(), padded_batch()
+    memory, src_mask = model.encode(src)
+    padding = model_module.make_padding_mask(tgt)
+    narrow, _, _ = model.decoder(tgt, memory, padding, src_mask)
+    wide, _, _ = model.decoder(tgt, memory, padding.expand(-1, -1, tgt.size(1), -1), src_mask)
+    assert torch.equal(narrow, wide)
