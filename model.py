@@ -184,39 +184,64 @@ class MultiHeadAttention(nn.Module):
 # ---------------------------------------------------------------------------------------- 20.4 feed-forward
 
 
-class FeedForward(nn.Module):
-    """Linear -> GELU -> Linear -> Dropout, the same at every position: [B, L, d_model] -> [B, L, d_model]."""
+ACTIVATION = {"gelu": F.gelu, "relu": F.relu}
 
-    def __init__(self, d_model: int, dff: int, dropout: float = 0.1):
+
+class FeedForward(nn.Module):
+    """Linear -> GELU or ReLU -> Linear -> Dropout at every position: [B, L, d_model] -> [B, L, d_model]."""
+
+    def __init__(self, d_model: int, dff: int, dropout: float = 0.1, activation: str = "gelu"):
         super().__init__()
         self.linear1, self.linear2 = nn.Linear(d_model, dff), nn.Linear(dff, d_model)
+        self.activation = ACTIVATION[activation]
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.linear2(F.gelu(self.linear1(x))))
+        return self.drop(self.linear2(self.activation(self.linear1(x))))
 
 
 # --------------------------------------------------------------------------------------------- 20.5 encoder
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward, each as x + Sublayer(LN(x)): the pre-norm form (Xiong et al. 2020).
+class ResidualLayer(nn.Module):
+    """Where a layer normalises: x + Sublayer(LN(x)), pre-norm, or LN(x + Sublayer(x)), post-norm.
+
+    Pre-norm (Xiong et al. 2020) leaves x itself unnormalised from end to end, post-norm is the original.
+    """
+
+    def __init__(self, norm_first: bool = True):
+        super().__init__()
+        self.norm_first = norm_first
+
+    def before(self, ln: nn.LayerNorm, x: Tensor) -> Tensor:
+        return ln(x) if self.norm_first else x
+
+    def after(self, ln: nn.LayerNorm, x: Tensor) -> Tensor:
+        return x if self.norm_first else ln(x)
+
+
+class EncoderLayer(ResidualLayer):
+    """Self-attention, then feed-forward, each with a residual connection and a LayerNorm.
 
     x [B, Ls, d_model], mask [B, 1, 1, Ls] -> x [B, Ls, d_model], weights [B, h, Ls, Ls].
     """
 
-    def __init__(self, d_model: int, num_heads: int, dff: int, dropout: float = 0.1):
-        super().__init__()
+    def __init__(
+        self, d_model: int, num_heads: int, dff: int, dropout: float = 0.1, norm_first: bool = True,
+        activation: str = "gelu",
+    ):  # fmt: skip
+        super().__init__(norm_first)
         self.ln1, self.ln2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.mha = MultiHeadAttention(d_model, num_heads, dropout)
-        self.ffn = FeedForward(d_model, dff, dropout)
+        self.ffn = FeedForward(d_model, dff, dropout, activation)
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.ln1(x)
+        y = self.before(self.ln1, x)
         attended, weights = self.mha(y, y, y, mask)
-        x = x + self.drop(attended)
-        return x + self.ffn(self.ln2(x)), weights
+        x = self.after(self.ln1, x + self.drop(attended))
+        x = self.after(self.ln2, x + self.ffn(self.before(self.ln2, x)))
+        return x, weights
 
 
 class Encoder(nn.Module):
@@ -227,12 +252,14 @@ class Encoder(nn.Module):
 
     def __init__(
         self, vocab_size: int, d_model: int, num_heads: int, dff: int, num_layers: int, max_len: int,
-        dropout: float = 0.1,
+        dropout: float = 0.1, norm_first: bool = True, activation: str = "gelu",
     ):  # fmt: skip
         super().__init__()
         self.embed = TokenAndPosition(vocab_size, d_model, max_len, dropout)
-        self.layers = nn.ModuleList(EncoderLayer(d_model, num_heads, dff, dropout) for _ in range(num_layers))
-        self.ln_final = nn.LayerNorm(d_model)
+        self.layers = nn.ModuleList(
+            EncoderLayer(d_model, num_heads, dff, dropout, norm_first, activation) for _ in range(num_layers)
+        )
+        self.ln_final = nn.LayerNorm(d_model) if norm_first else nn.Identity()
 
     def forward(self, src: Tensor, mask: Tensor) -> tuple[Tensor, list[Tensor]]:
         x, all_weights = self.embed(src), []
@@ -245,38 +272,42 @@ class Encoder(nn.Module):
 # --------------------------------------------------------------------------------------------- 20.6 decoder
 
 
-class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention into the memory, feed-forward, each as x + Sublayer(LN(x)).
+class DecoderLayer(ResidualLayer):
+    """Causal self-attention, cross-attention into the memory, feed-forward, each with residual and LayerNorm.
 
     x [B, Lt, d_model], memory [B, Ls, d_model], tgt_mask [B, 1, Lt, Lt], src_mask [B, 1, 1, Ls]
     -> x [B, Lt, d_model], self weights [B, h, Lt, Lt], cross weights [B, h, Lt, Ls]. `cache`: as in
     `Transformer.decode`.
     """
 
-    def __init__(self, d_model: int, num_heads: int, dff: int, dropout: float = 0.1):
-        super().__init__()
+    def __init__(
+        self, d_model: int, num_heads: int, dff: int, dropout: float = 0.1, norm_first: bool = True,
+        activation: str = "gelu",
+    ):  # fmt: skip
+        super().__init__(norm_first)
         self.ln1, self.ln2, self.ln3 = nn.LayerNorm(d_model), nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.self_mha = MultiHeadAttention(d_model, num_heads, dropout)
         self.cross_mha = MultiHeadAttention(d_model, num_heads, dropout)
-        self.ffn = FeedForward(d_model, dff, dropout)
+        self.ffn = FeedForward(d_model, dff, dropout, activation)
         self.drop = Dropout(dropout)
 
     def forward(
         self, x: Tensor, memory: Tensor, tgt_mask: Tensor, src_mask: Tensor, cache: dict | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         cache = {} if cache is None else cache
-        y = self.ln1(x)
+        y = self.before(self.ln1, x)
         attended, self_weights = self.self_mha(y, y, y, tgt_mask, cache.setdefault("self", {}))
-        x = x + self.drop(attended)
+        x = self.after(self.ln1, x + self.drop(attended))
         seen = cache.setdefault("cross", {})
         new = None if seen else memory  # the memory stays the same: its keys and values are made once
-        attended, cross_weights = self.cross_mha(self.ln2(x), new, new, src_mask, seen)
-        x = x + self.drop(attended)
-        return x + self.ffn(self.ln3(x)), self_weights, cross_weights
+        attended, cross_weights = self.cross_mha(self.before(self.ln2, x), new, new, src_mask, seen)
+        x = self.after(self.ln2, x + self.drop(attended))
+        x = self.after(self.ln3, x + self.ffn(self.before(self.ln3, x)))
+        return x, self_weights, cross_weights
 
 
 class Decoder(nn.Module):
-    """Embedding, num_layers decoder layers, the last LayerNorm (`ln_final`).
+    """Embedding, num_layers decoder layers, and the last LayerNorm that pre-norm needs (`ln_final`).
 
     tgt_in [B, Lt], memory [B, Ls, d_model], tgt_mask [B, 1, Lt, Lt], src_mask [B, 1, 1, Ls]
     -> x [B, Lt, d_model], self weights and cross weights: a [B, h, Lt, Lt] and a [B, h, Lt, Ls] per layer.
@@ -285,12 +316,14 @@ class Decoder(nn.Module):
 
     def __init__(
         self, vocab_size: int, d_model: int, num_heads: int, dff: int, num_layers: int, max_len: int,
-        dropout: float = 0.1,
+        dropout: float = 0.1, norm_first: bool = True, activation: str = "gelu",
     ):  # fmt: skip
         super().__init__()
         self.embed = TokenAndPosition(vocab_size, d_model, max_len, dropout)
-        self.layers = nn.ModuleList(DecoderLayer(d_model, num_heads, dff, dropout) for _ in range(num_layers))
-        self.ln_final = nn.LayerNorm(d_model)
+        self.layers = nn.ModuleList(
+            DecoderLayer(d_model, num_heads, dff, dropout, norm_first, activation) for _ in range(num_layers)
+        )
+        self.ln_final = nn.LayerNorm(d_model) if norm_first else nn.Identity()
 
     def forward(
         self, tgt_in: Tensor, memory: Tensor, tgt_mask: Tensor, src_mask: Tensor, cache: dict | None = None
@@ -328,9 +361,12 @@ class Transformer(nn.Module):
 
     `settings` holds the constructor's arguments as a plain dict; `Transformer(**settings)` rebuilds it.
     Linear layers start Xavier uniform with zero bias, embeddings as `TokenAndPosition` says.
-    attention="sdpa" leaves the inside of attention to PyTorch's fused kernel: same weights, same output.
+    Options beyond the chapter: attention="sdpa" leaves the inside of attention to PyTorch's fused kernel,
+    same output; norm_first=False is post-norm; activation="relu"; share_embeddings makes source, target and
+    output matrix one tensor (its PAD row is then trained, as an output that is never right).
     Raises ValueError, naming the argument, for a size below 1, a dropout outside [0, 1), heads that do not
-    divide d_model, an unknown attention. Source: Vaswani et al. 2017; pre-norm: Xiong et al. 2020.
+    divide d_model, an unknown attention or activation, or shared embeddings of two vocabulary sizes.
+    Source: Vaswani et al. 2017; pre-norm: Xiong et al. 2020; shared embeddings: Press & Wolf 2017.
     """
 
     def __init__(
@@ -344,6 +380,9 @@ class Transformer(nn.Module):
         max_len: int = 64,
         dropout: float = 0.1,
         attention: str = "manual",
+        norm_first: bool = True,
+        activation: str = "gelu",
+        share_embeddings: bool = False,
     ):
         super().__init__()
         sizes = dict(src_vocab=src_vocab, tgt_vocab=tgt_vocab, d_model=d_model, num_heads=num_heads, dff=dff,
@@ -353,16 +392,33 @@ class Transformer(nn.Module):
                 raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout!r}: must be at least 0 and below 1")
-        if attention not in ATTENTION:
-            raise ValueError(f"attention={attention!r}: must be one of {', '.join(ATTENTION)}")
-        self.settings = sizes | dict(dropout=dropout, attention=attention)
-        self.encoder = Encoder(src_vocab, d_model, num_heads, dff, num_layers, max_len, dropout)
-        self.decoder = Decoder(tgt_vocab, d_model, num_heads, dff, num_layers, max_len, dropout)
+        for name, value, legal in (
+            ("attention", attention, ATTENTION),
+            ("activation", activation, ACTIVATION),
+        ):
+            if value not in legal:
+                raise ValueError(f"{name}={value!r}: must be one of {', '.join(legal)}")
+        if share_embeddings and src_vocab != tgt_vocab:
+            raise ValueError(
+                f"share_embeddings: src_vocab={src_vocab} and tgt_vocab={tgt_vocab} must be equal"
+            )
+        options = dict(norm_first=norm_first, activation=activation)
+        self.settings = sizes | dict(dropout=dropout, attention=attention, share_embeddings=share_embeddings)
+        self.settings |= options
+        stack = (d_model, num_heads, dff, num_layers, max_len, dropout)
+        self.encoder = Encoder(src_vocab, *stack, **options)
+        self.decoder = Decoder(tgt_vocab, *stack, **options)
         self.out = nn.Linear(d_model, tgt_vocab)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
+        if share_embeddings:  # last, or Xavier would overwrite the embeddings
+            self.decoder.embed.embedding.weight = self.out.weight = self.encoder.embed.embedding.weight
+            # The token just read has the same vector as an output: halved, its logit does not rule the start.
+            nn.init.constant_(
+                (self.decoder.ln_final if norm_first else self.decoder.layers[-1].ln3).weight, 0.5
+            )
         self._use(attention)
 
     def _use(self, attention: str) -> None:

@@ -199,8 +199,9 @@ def test_self_attention_without_positions_commutes_with_permutation():
     assert same(attention(x[:, order], x[:, order], x[:, order])[0], attention(x, x, x)[0][:, order])
 
 
-def test_whole_model_equals_nn_transformer_outputs_and_gradients():
-    ours = small_model()
+@pytest.mark.parametrize("changes", [dict(), dict(norm_first=False), dict(activation="relu")])
+def test_whole_model_equals_nn_transformer_outputs_and_gradients(changes):
+    ours = small_model(**changes)
     theirs = TorchTransformer(ours.settings)
     copy_weights(model_pairs(ours, theirs))
     ours.train(), theirs.train()  # dropout is 0; train mode keeps PyTorch off its inference-only fast path

@@ -20,20 +20,18 @@ class TorchTransformer(nn.Module):
         d_model, num_heads, dff, num_layers, max_len, dropout = (
             settings[name] for name in ("d_model", "num_heads", "dff", "num_layers", "max_len", "dropout")
         )
+        norm_first, activation = settings["norm_first"], settings["activation"]
         self.src_embed = TokenAndPosition(settings["src_vocab"], d_model, max_len, dropout)
         self.tgt_embed = TokenAndPosition(settings["tgt_vocab"], d_model, max_len, dropout)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # "nested tensors are not used": true, and no matter
             self.core = nn.Transformer(
-                d_model,
-                num_heads,
-                num_layers,
-                num_layers,
-                dff,
-                dropout,
-                "gelu",
-                batch_first=True,
-                norm_first=True,
+                d_model, num_heads, num_layers, num_layers, dff, dropout, activation, batch_first=True,
+                norm_first=norm_first,
+            )  # fmt: skip
+        if not norm_first:
+            self.core.encoder.norm = self.core.decoder.norm = (
+                None  # post-norm layers end in a norm of their own
             )
         self.out = nn.Linear(d_model, settings["tgt_vocab"])
 
@@ -66,10 +64,11 @@ def model_pairs(ours: Transformer, theirs: TorchTransformer) -> Iterator[tuple]:
     whole = [
         (ours.encoder.embed, theirs.src_embed),
         (ours.decoder.embed, theirs.tgt_embed),
-        (ours.encoder.ln_final, theirs.core.encoder.norm),
-        (ours.decoder.ln_final, theirs.core.decoder.norm),
         (ours.out, theirs.out),
     ]
+    if ours.settings["norm_first"]:
+        whole.append((ours.encoder.ln_final, theirs.core.encoder.norm))
+        whole.append((ours.decoder.ln_final, theirs.core.decoder.norm))
     for a, b in zip(ours.encoder.layers, theirs.core.encoder.layers, strict=True):
         yield from attention_pairs(a.mha, b.self_attn)
         whole += [(a.ln1, b.norm1), (a.ln2, b.norm2), (a.ffn.linear1, b.linear1), (a.ffn.linear2, b.linear2)]

@@ -205,7 +205,7 @@ def test_the_pad_row_stays_zero_in_training():
 
 def test_settings_are_plain_and_rebuild_the_model():
     model = small_model(dropout=0.25)
-    assert all(type(value) in (int, float, str) for value in model.settings.values())
+    assert all(type(value) in (int, float, str, bool) for value in model.settings.values())
     twin = Transformer(**model.settings).eval()
     twin.load_state_dict(model.state_dict())
     assert torch.equal(twin(random_ids(2, 5), random_ids(2, 6)), model(random_ids(2, 5), random_ids(2, 6)))
@@ -223,7 +223,9 @@ def test_every_setting_changes_the_model():
 
     base = fingerprint()
     assert fingerprint() == base
-    for name, value in dict(d_model=64, num_heads=2, dff=32, num_layers=1, max_len=20, dropout=0.5).items():
+    changes = dict(d_model=64, num_heads=2, dff=32, num_layers=1, max_len=20, dropout=0.5)
+    changes |= dict(norm_first=False, activation="relu", share_embeddings=True)
+    for name, value in changes.items():
         assert fingerprint(**{name: value}) != base, f"{name} goes nowhere"
 
 
