@@ -1,0 +1,97 @@
+"""Beam search with a length penalty, many sentences at once, keys and values kept from step to step.
+
+A hypothesis is scored by its log-probability divided by lp(n) = ((5 + n) / 6)^alpha, n its tokens with <eos>
+(Wu et al. 2016, equation 14): without it, every further token costs and short sentences win.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model import Transformer
+from train import BOS_ID, EOS_ID, evaluating
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """An output: its ids without <bos>, ending in <eos> unless it ran out of room, and its score."""
+
+    ids: list[int]
+    score: float
+
+
+def length_penalty(length: Tensor | int, alpha: float) -> Tensor | float:
+    """lp(n) of the module's docstring. alpha 0: none; 1: the mean per token, nearly."""
+    return ((5 + length) / 6) ** alpha
+
+
+def select_rows(cache: dict, rows: Tensor) -> dict:
+    """A decoder's cache with its batch rows chosen and ordered anew: rows [n] -> every tensor [n, ...]."""
+    chosen = {}
+    for key, value in cache.items():
+        if isinstance(value, dict):
+            chosen[key] = select_rows(value, rows)
+        else:
+            chosen[key] = value.index_select(0, rows) if isinstance(value, Tensor) else value
+    return chosen
+
+
+def beam_search(
+    model: Transformer, src: Tensor, beam: int = 5, alpha: float = 0.6, max_len: int | Tensor | None = None
+) -> list[Hypothesis]:
+    """src [B, Ls] -> the best hypothesis found for each row, free-running.
+
+    `max_len`: most new tokens, <eos> counted, one number or [B], one per sentence; None: the model's max_len.
+    Each step keeps the `beam` best continuations; one that says <eos> is finished and gives up its place. A
+    sentence is done when no unfinished hypothesis can still beat its best finished one, even if all further
+    tokens were certain; it then leaves the batch, so that no result depends on the others. An unfinished
+    hypothesis is returned only where none finished in time. beam=1 is greedy decoding.
+    ValueError for a beam below 1, a negative alpha, a max_len below 1 or beyond the model's.
+    """
+    longest = model.settings["max_len"]
+    limit = torch.as_tensor(longest if max_len is None else max_len, device=src.device).expand(src.size(0))
+    if beam < 1:
+        raise ValueError(f"beam={beam}: must be at least 1")
+    if alpha < 0:
+        raise ValueError(f"alpha={alpha}: must be at least 0")
+    if len(limit) and not 1 <= int(limit.min()) <= int(limit.max()) <= longest:
+        raise ValueError(f"max_len={max_len}: must be at least 1 and at most the model's max_len={longest}")
+    best: list[Hypothesis | None] = [None] * src.size(0)
+    sentence = torch.arange(src.size(0), device=src.device)  # the sentences still searched, n of them
+    best_score = torch.full((src.size(0),), -torch.inf, device=src.device)
+    alive = best_score[:, None].repeat(1, beam)  # (n, beam) log-probabilities of unfinished hypotheses
+    alive[:, 0] = 0.0  # at first there is only one: nothing said yet
+    ids = src.new_full((src.size(0), beam, 1), BOS_ID)  # (n, beam, step + 1)
+    with evaluating(model):
+        memory, src_mask = (x.repeat_interleave(beam, dim=0) for x in model.encode(src))
+        cache, step = {}, 0
+        while len(sentence):
+            step += 1
+            logits, _ = model.decode(ids[:, :, -1].reshape(-1, 1), memory, src_mask, cache)
+            log_p = logits[:, -1].float().log_softmax(-1)  # (n * beam, V)
+            log_p[:, : BOS_ID + 1] = -torch.inf  # PAD and BOS are never said
+            V = log_p.size(-1)
+            alive, place = (alive[:, :, None] + log_p.view(-1, beam, V)).flatten(1).topk(beam)
+            origin, token = place // V, place % V
+            ids = torch.cat([ids.take_along_dim(origin[:, :, None], 1), token[:, :, None]], dim=2)
+
+            ended = (token == EOS_ID) & alive.isfinite()
+            finished = (alive / length_penalty(step, alpha)).masked_fill(~ended, -torch.inf)
+            alive = alive.masked_fill(ended, -torch.inf)
+            no_room = step == limit
+            last_resort = (alive / length_penalty(step, alpha)).masked_fill(
+                ~(no_room & best_score.isinf() & ~ended.any(1))[:, None], -torch.inf
+            )
+            score, which = torch.maximum(finished, last_resort).max(1)
+            for row in (score > best_score).nonzero().flatten().tolist():
+                best[int(sentence[row])] = Hypothesis(ids[row, which[row], 1:].tolist(), score[row].item())
+            best_score = torch.maximum(best_score, score)
+
+            attainable = alive.max(1).values / length_penalty(limit, alpha)  # alive <= 0, so later is better
+            going_on = (~no_room & (attainable > best_score)).nonzero().flatten()
+            rows = (going_on[:, None] * beam + origin[going_on]).flatten()
+            cache, memory, src_mask = select_rows(cache, rows), memory[rows], src_mask[rows]
+            sentence, alive, ids = sentence[going_on], alive[going_on], ids[going_on]
+            limit, best_score = limit[going_on], best_score[going_on]
+    return best
