@@ -290,7 +290,7 @@ def save_checkpoint(path: Path, model, optimizer, scheduler, epoch: int, history
             torch.save(checkpoint, file)
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: cannot be written ({error})") from None
+        raise CheckpointError(f"cannot be written ({error})") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -498,15 +498,20 @@ def report(model: Transformer, train_src: Tensor, device: torch.device) -> None:
     say(f"exact match on {len(src):,} unseen strings, free-running greedy decoding:")
     say("  length " + "".join(f"{n:>8}" for n in [*lengths, "all"]))
     say("  strings" + "".join(f"{int(g.sum()):>8,}" for g in groups))
-    say("  right  " + "".join(f"{right[g].float().mean().item():>8.4f}" for g in groups))
+    shares = [f"{right[g].float().mean().item():.4f}" if g.any() else "-" for g in groups]
+    say("  right  " + "".join(f"{share:>8}" for share in shares))
     answer = decode_digits(greedy_decode(model, encode_digits(DEMO).to(device))[0])
     say(f"demo: {' '.join(DEMO)} -> {' '.join(answer)}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    args, checkpoint = parse_args(argv)
+def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
+    """The whole run -> exit status. CheckpointError when the file cannot be written or gone on from."""
     torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
-    device = args.device
+    device, existed = args.device, args.out.exists()
+    kept = {"recipe", "seed", *RECIPES[args.recipe]}
+    if not args.peak:
+        kept.remove("epochs")  # a rate that falls to 0 must know where it ends; Noam's may go on for longer
+    run = {name: getattr(args, name) for name in sorted(kept)}
 
     train_src, train_tgt = make_dataset(args.samples, TRAIN_SEED, args.extra_long)
     val_src, val_tgt = drop_seen(*make_dataset(VAL_DRAWN, VAL_SEED), train_src)
@@ -527,14 +532,10 @@ def main(argv: list[str] | None = None) -> int:
     say("columns  loss, token_acc: teacher-forced, training; val_exact_match: free-running, validation")
 
     def save() -> None:
-        fixed = {"recipe", "seed", *RECIPES[args.recipe]} - (set() if args.peak else {"epochs"})
-        run = {
-            name: getattr(args, name) for name in sorted(fixed)
-        }  # epochs: a rate that falls to 0 has an end
         save_checkpoint(args.out, model, optimizer, scheduler, epoch, history, run)
 
     try:
-        if not args.out.exists():
+        if not existed:
             save()  # a folder that cannot be written to shows now, not after the first epoch
         while epoch < args.epochs:
             start, label = time.perf_counter(), f"epoch {epoch + 1}/{args.epochs}, "
@@ -553,15 +554,24 @@ def main(argv: list[str] | None = None) -> int:
             )
     except KeyboardInterrupt:
         show_progress("")
-        say(f"interrupted: {args.out} holds the run up to its last whole epoch; --resume goes on from there")
+        if existed and not history:
+            say(f"interrupted before the first epoch ended: {args.out} is still what it was")
+        else:
+            say(f"interrupted: {args.out} holds the run up to its last whole epoch; --resume goes on")
         return 130
-    except CheckpointError as error:
-        print(f"train.py: error: --out {error}", file=sys.stderr)
-        return 2
     say(f"trained in {sum(row['seconds'] for row in history):.1f} s, validation included")
     report(model, train_src, device)
     say(f"wrote {args.out}")
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    args, checkpoint = parse_args(argv)
+    try:
+        return train(args, checkpoint)
+    except CheckpointError as error:
+        print(f"train.py: error: --out {args.out}: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

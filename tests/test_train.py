@@ -475,6 +475,34 @@ def test_ctrl_c_in_the_first_epoch_leaves_a_usable_file(quick, tmp_path, monkeyp
     assert checkpoint["epoch"] == 0 and greedy_decode(model, encode_digits("123")).shape[0] == 1
 
 
+def test_ctrl_c_in_the_first_epoch_of_a_new_run_keeps_the_old_file(quick, tmp_path, monkeypatch, capsys):
+    run(tmp_path / "a.pt", "--epochs", "1")
+    before = (tmp_path / "a.pt").read_bytes()
+    monkeypatch.setattr(train, "train_step", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert run(tmp_path / "a.pt", "--epochs", "3") == 130
+    assert "still what it was" in capsys.readouterr().out and (tmp_path / "a.pt").read_bytes() == before
+
+
+def test_going_on_from_another_model_is_one_line(quick, tmp_path, capsys):
+    run(tmp_path / "a.pt", "--epochs", "1")
+    checkpoint = load_checkpoint(tmp_path / "a.pt")
+    checkpoint["model"].pop("out.bias")
+    torch.save(checkpoint, tmp_path / "a.pt")
+    capsys.readouterr()
+    assert run(tmp_path / "a.pt", "--epochs", "2", "--resume") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "a.pt: not of this model" in error
+
+
+def test_a_length_without_unseen_strings_has_no_share(monkeypatch, capsys):
+    src, _ = make_dataset(200_000, 0)
+    monkeypatch.setattr(train, "TEST_SIZE", 50)
+    monkeypatch.setattr(train, "exact_rows", lambda model, src, tgt: torch.ones(len(src), dtype=torch.bool))
+    train.report(small_model(), src, torch.device("cpu"))
+    right = next(line for line in capsys.readouterr().out.splitlines() if "right" in line).split()
+    assert right[1] == "-" and right[-1] == "1.0000" and "nan" not in right
+
+
 def test_a_real_ctrl_c(tmp_path):
     command = [sys.executable, ROOT / "train.py", *SHORT, "--epochs", "1000", "--out", "a.pt"]
     process = subprocess.Popen(
