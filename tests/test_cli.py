@@ -44,7 +44,7 @@ def test_help_shows_every_default(script, tmp_path):
 
 
 def test_importing_does_nothing(tmp_path):
-    modules = "model, train, viz, mha_vs_sdpa, benchmarks.step_time, benchmarks.torch_twin"
+    modules = "model, train, viz, mha_vs_sdpa, benchmarks.run, benchmarks.peers, translation.decode"
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {modules}"
     process = run(*STRICT, *ENCODING, "-c", code, folder=tmp_path)
     assert (process.returncode, process.stdout) == (0, "") and str(ROOT) not in process.stderr
