@@ -1,0 +1,707 @@
+"""Train the German-English translator, score it by free-running BLEU, keep the best.
+
+Run from the project's folder:
+
+python -m translation.train --sample      the 160 built-in pairs, under a minute, no network
+python -m translation.train               Multi30k from ./multi30k, see translation.prepare
+python -m translation.train --resume      goes on where the run stopped, in mid-epoch too
+
+A run's folder, runs/PRESET or --out, holds
+
+    last.pt         all that --resume needs: on the CPU it goes on to the bit
+    best.pt         weights with the highest validation BLEU (lowest loss, as long as none was measured)
+    epoch-NN.pt     weights after each of the last --average epochs; averaged.pt, their mean, at the end
+    tokenizer.model the subwords, also inside every checkpoint; log.txt; tensorboard/; train.ids, val.ids
+
+One process, one device. `load_translator` gives other scripts a trained model.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import math
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from model import ACTIVATION, ATTENTION, PAD_ID, Transformer
+from train import (
+    ADAM,
+    ArgumentParser,
+    CheckpointError,
+    add_device_option,
+    choose_device,
+    choose_precision,
+    device_name,
+    evaluating,
+    integer,
+    loss_sum,
+    noam_lambda,
+    restore,
+    run_script,
+    say,
+)
+from translation.data import (
+    MAX_LENGTH,
+    VOCAB_SIZE,
+    LangPairDataset,
+    Tokenizer,
+    TransformerBatchSampler,
+    collate,
+    replacing,
+)
+from translation.decode import beam_search
+from translation.prepare import load_split
+
+# The defaults of the options of the same names. Each line: model; learning rate; batches and length of run.
+# fmt: off
+PRESETS = {
+    "small": dict(  # for Multi30k's 29,000 pairs
+        d_model=256, num_heads=8, dff=1024, num_layers=3, dropout=0.1,
+        warmup=400, lr_factor=0.5,
+        vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=20, bleu_every=2,
+    ),
+    "base": dict(  # Vaswani et al. 2017, table 3
+        d_model=512, num_heads=8, dff=2048, num_layers=6, dropout=0.1,
+        warmup=4000, lr_factor=1.0,
+        vocab_size=VOCAB_SIZE, max_tokens=4096, epochs=20, bleu_every=2,
+    ),
+    "sample": dict(  # what --sample takes: learns its 128 sentences by heart
+        d_model=128, num_heads=4, dff=256, num_layers=1, dropout=0.1,
+        warmup=100, lr_factor=0.5,
+        vocab_size=800, max_tokens=512, epochs=40, bleu_every=10,
+    ),
+}
+# fmt: on
+MODEL_OPTIONS = ("d_model", "num_heads", "dff", "num_layers", "dropout", "activation", "share_embeddings")
+FREE_OPTIONS = {"epochs", "bleu_every", "patience", "average", "save_every"}  # may change on --resume
+LOG_EVERY = 20  # updates between two points of TensorBoard's curves
+DECODE_BATCH = 64  # sentences decoded together
+SHOWN = 3  # translations printed at the end
+
+
+class Interrupted(Exception):
+    """Ctrl-C was pressed, and training stands between two updates."""
+
+
+# -------------------------------------------------------------------------------------- training, validation
+
+
+def make_optimizer(model: Transformer, warmup: int, factor: float) -> tuple[torch.optim.Adam, LambdaLR]:
+    """Adam and `factor` times the Noam schedule. ValueError when warmup < 1."""
+    noam = noam_lambda(model.settings["d_model"], warmup)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True, **ADAM)
+    return optimizer, LambdaLR(optimizer, lambda step: factor * noam(step))
+
+
+def train_step(
+    model, optimizer, scheduler, batch: dict[str, Tensor], precision: str, smoothing: float, clip: float
+) -> tuple[Tensor, Tensor]:
+    """One update on a batch of `collate` -> float64 [2]: summed smoothed loss and real tokens; gradient norm.
+
+    The loss is the mean over the batch's real tokens. The norm is taken before clipping to `clip`.
+    """
+    with torch.autocast(batch["src"].device.type, torch.bfloat16, enabled=precision == "bf16"):
+        logits = model(batch["src"], batch["tgt_in"])
+    total, tokens = loss_sum(logits, batch["labels"], smoothing), (batch["labels"] != PAD_ID).sum()
+    optimizer.zero_grad(set_to_none=True)
+    (total / tokens.clamp(min=1)).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    scheduler.step()
+    return torch.stack([total.detach().double(), tokens.double()]), norm
+
+
+def load_batch(dataset: LangPairDataset, rows: list[int], device: torch.device) -> dict[str, Tensor]:
+    return {name: ids.to(device) for name, ids in collate([dataset[i] for i in rows]).items()}
+
+
+def validation_loss(
+    model: Transformer, dataset: LangPairDataset, max_tokens: int, device: torch.device,
+    precision: str = "fp32", stop: threading.Event | None = None,
+) -> float:  # fmt: skip
+    """Mean loss per real token in nats, teacher-forced, no smoothing, no dropout; the mode is given back.
+
+    Interrupted when `stop` is set meanwhile.
+    """
+    totals = torch.zeros(2, dtype=torch.float64, device=device)
+    with evaluating(model):
+        for rows in TransformerBatchSampler(dataset.lengths, max_tokens, shuffle=False):
+            _check(stop)
+            batch = load_batch(dataset, rows, device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                logits = model(batch["src"], batch["tgt_in"])
+            totals += torch.stack(
+                [loss_sum(logits, batch["labels"]).double(), (batch["labels"] != PAD_ID).sum()]
+            )
+    loss, tokens = totals.tolist()
+    return loss / tokens
+
+
+def greedy_translate(
+    model: Transformer, tokenizer: Tokenizer, lines: Sequence[str], device: torch.device,
+    stop: threading.Event | None = None,
+) -> list[str]:  # fmt: skip
+    """Lines -> as many translations, in the same order, free-running and greedy; a blank line stays blank.
+
+    An output has at most 2 * source pieces + 10 tokens, and what the model's max_len allows; of a source too
+    long for the model the start is read. Interrupted when `stop` is set meanwhile.
+    """
+    longest, output = model.settings["max_len"], [""] * len(lines)
+    pieces = [tokenizer.encode(line)[: longest - 2] if line.strip() else [] for line in lines]
+    order = sorted((i for i in range(len(lines)) if pieces[i]), key=lambda i: len(pieces[i]))
+    for start in range(0, len(order), DECODE_BATCH):
+        _check(stop)
+        chosen = order[start : start + DECODE_BATCH]
+        src = collate([(pieces[i], []) for i in chosen])["src"].to(device)
+        limit = torch.tensor([min(2 * len(pieces[i]) + 10, longest) for i in chosen], device=device)
+        for i, hypothesis in zip(chosen, beam_search(model, src, beam=1, max_len=limit), strict=True):
+            output[i] = tokenizer.decode(hypothesis.ids)
+    return output
+
+
+def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """sacreBLEU of plain cased text -> score from 0 to 100, signature. ValueError without sacrebleu."""
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError:
+        raise ValueError(
+            "sacrebleu is not installed: pip install -r translation/requirements.txt, or use --bleu-every 0"
+        ) from None
+    metric = BLEU()
+    score = metric.corpus_score(list(hypotheses), [list(references)]).score
+    return float(score), str(metric.get_signature())
+
+
+def _check(stop: threading.Event | None) -> None:
+    if stop is not None and stop.is_set():
+        raise Interrupted
+
+
+@contextlib.contextmanager
+def catching_interrupt() -> Iterator[threading.Event]:
+    """Within: a first Ctrl-C only sets the event, so that no update is cut in half; a second one raises."""
+    stop = threading.Event()
+
+    def handler(*_):
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# -------------------------------------------------------------------------------------------- best, patience
+
+
+def merit(row: dict) -> tuple[float, float]:
+    """How good an epoch was: measured BLEU beats none, higher beats lower, then the lower validation loss."""
+    return (-1.0 if row["bleu"] is None else row["bleu"], -row["val_loss"])
+
+
+def best_row(history: list[dict]) -> dict | None:
+    """The epoch whose weights best.pt holds: the first of the best."""
+    return max(history, key=merit, default=None)
+
+
+def stale(history: list[dict]) -> int:
+    """Epochs since the best one; once BLEU was measured, only those that measured it."""
+    best = best_row(history)
+    later = history[history.index(best) + 1 :] if best else []
+    return sum((row["bleu"] is None) == (best["bleu"] is None) for row in later)
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+
+
+def write_checkpoint(path: Path, checkpoint: dict) -> None:
+    """Plain values and tensors, never half written. CheckpointError where it cannot be."""
+    try:
+        with replacing(path) as file:
+            torch.save(checkpoint, file)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: cannot be written ({getattr(error, 'strerror', error)})") from None
+
+
+def read_checkpoint(path: Path | str, keys: Sequence[str] = ("settings", "model", "tokenizer")) -> dict:
+    """A checkpoint of this script, in CPU memory. CheckpointError where there is none or a key is missing."""
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path}: no such checkpoint; python -m translation.train writes one")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        missing = [key for key in keys if key not in checkpoint]
+    except Exception:  # what torch raises for a file that is not its own varies from version to version
+        raise CheckpointError(f"{path}: not a checkpoint of translation.train") from None
+    if missing:
+        raise CheckpointError(f"{path}: not a checkpoint of translation.train (no {', '.join(missing)})")
+    return checkpoint
+
+
+def load_translator(
+    path: Path | str, device: torch.device | str = "cpu"
+) -> tuple[Transformer, Tokenizer, dict]:
+    """Any .pt file of a run -> model on `device` in eval mode, tokeniser, the checkpoint's dict.
+
+    checkpoint["run"] holds the run's options, the languages "src" and "tgt" among them. CheckpointError, one
+    line that names the file, where it cannot be used.
+    """
+    checkpoint = read_checkpoint(path)
+    try:
+        model = Transformer(**checkpoint["settings"])
+        model.load_state_dict(checkpoint["model"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: does not fit this model.py ({str(error).splitlines()[0]})") from None
+    return model.to(device).eval(), unpack_tokenizer(checkpoint, path), checkpoint
+
+
+def unpack_tokenizer(checkpoint: dict, path: Path | str) -> Tokenizer:
+    """The tokeniser in a checkpoint, there a uint8 tensor [bytes]."""
+    return Tokenizer(checkpoint["tokenizer"].numpy().tobytes(), path)
+
+
+def average(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """State dict of the mean weights of checkpoints, summed in float64. CheckpointError where one is not."""
+    total = {}
+    for path in paths:
+        weights = read_checkpoint(path)["model"]
+        for name, value in weights.items():
+            total[name] = total.get(name, 0) + value.double()
+    return {name: (total[name] / len(paths)).to(value.dtype) for name, value in weights.items()}
+
+
+# ---------------------------------------------------------------------------------------------- command line
+
+
+def number(minimum: float, maximum: float = math.inf, open_ends: bool = False) -> Callable[[str], float]:
+    """An argparse type: a number from minimum to maximum; with open_ends, neither of them itself."""
+    low, high = ("above", "below") if open_ends else ("at least", "at most")
+    legal = f"a number {low} {minimum:g}" + ("" if maximum == math.inf else f" and {high} {maximum:g}")
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        inside = minimum < value < maximum if open_ends else minimum <= value <= maximum
+        if not inside or math.isinf(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {legal}")
+        return value
+
+    return parse
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="translation.train", description=__doc__.partition("\n\n")[0])
+    add = parser.add_argument
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--data", type=Path, default="multi30k", help="folder with train.de, train.en, val.de,"
+                      " val.en, plain or .gz")  # fmt: skip
+    text.add_argument("--sample", action="store_true", help="the 160 built-in pairs, with --preset sample")
+    add("--src", default="de", help="language translated from, the end of its files' names")
+    add("--tgt", default="en", help="language translated to")
+    add(
+        "--preset",
+        choices=PRESETS,
+        default="small",
+        help="sets the defaults of sizes, learning rate, batches, epochs",
+    )
+    add("--out", type=Path, help="folder of the run; None: runs/PRESET")
+    add("--resume", action="store_true", help="go on with the run in --out; its options need not be repeated")
+    add("--d-model", type=integer(1), help="width of a token's vector")
+    add("--num-heads", type=integer(1), help="attention heads")
+    add("--dff", type=integer(1), help="inner width of the feed-forward part")
+    add("--num-layers", type=integer(1), help="layers of the encoder, and of the decoder")
+    add("--dropout", type=number(0, 0.99), help="share of values set to 0")
+    add("--norm", choices=("post", "pre"), default="post", help="LayerNorm after or before each sublayer")
+    add("--activation", choices=ACTIVATION, default="relu", help="of the feed-forward part")
+    add("--share-embeddings", action=argparse.BooleanOptionalAction, default=True,
+        help="source, target and output matrix are one")  # fmt: skip
+    add("--attention", choices=ATTENTION, default="sdpa", help="same result; sdpa: PyTorch's fused kernel")
+    add("--vocab-size", type=integer(1, 1_000_000), help="subword pieces, at most")
+    add("--max-length", type=integer(1), default=MAX_LENGTH, help="drop pairs with more pieces on a side")
+    add("--max-tokens", type=integer(1), help="of one side of a batch, padding counted")
+    add("--epochs", type=integer(1), help="passes over the training pairs, in all")
+    add("--warmup", type=integer(1), help="updates until the learning rate peaks")
+    add("--lr-factor", type=number(0, open_ends=True), help="times the Noam learning rate")
+    add("--smoothing", type=number(0, 0.99), default=0.1, help="label smoothing, in training only")
+    add("--clip", type=number(0, open_ends=True), default=1.0, help="largest norm of a gradient")
+    add("--bleu-every", type=integer(0), help="epochs from one validation BLEU to the next; 0: never")
+    add("--patience", type=integer(0), default=0, help="scores in a row without a new best that end the run;"
+        " 0: no such end")  # fmt: skip
+    add("--average", type=integer(1), default=5, help="last epochs whose mean is averaged.pt")
+    add("--save-every", type=integer(0), default=200, help="updates between saves in an epoch; 0: at its end")
+    add("--seed", type=integer(0, 2**32 - 1), default=0, help="for weights, dropout and batches")
+    add_device_option(parser)
+    add("--precision", choices=("auto", "bf16", "fp32"), default="auto",
+        help="auto: bf16 on a GPU that has it")  # fmt: skip
+    parser.set_defaults(**PRESETS["small"])
+    return parser
+
+
+def parse_args(parser: ArgumentParser, argv: list[str] | None) -> tuple[argparse.Namespace, dict | None]:
+    """-> options, with args.run what a checkpoint keeps of them, and the checkpoint to go on from or None.
+
+    ValueError for what argparse cannot see.
+    """
+    args = parser.parse_args(argv)
+    if args.sample:
+        parser.set_defaults(preset="sample")
+        args = parser.parse_args(argv)
+    parser.set_defaults(**PRESETS[args.preset])
+    args = parser.parse_args(argv)
+    args.out = args.out or Path("runs") / args.preset
+    checkpoint, out = None, args.out
+    if args.resume:
+        keys = ("settings", "model", "tokenizer", "optimizer", "scheduler", "rng", "epoch", "position",
+                "totals", "history", "run", "text")  # fmt: skip
+        if not (out / "last.pt").exists():
+            raise ValueError(f"--out {out}: holds no last.pt to go on from; leave out --resume")
+        checkpoint = read_checkpoint(out / "last.pt", keys)
+        kept = checkpoint["run"]
+        parser.set_defaults(**kept)
+        args = parser.parse_args(argv)
+        args.out = out
+        for name in kept.keys() - FREE_OPTIONS - (set() if kept["sample"] else {"data"}):
+            if str(getattr(args, name)) != str(kept[name]):
+                option = "--" + name.replace("_", "-")
+                raise ValueError(
+                    f"{option} {getattr(args, name)}: {out} was made with {kept[name]}; leave it out"
+                )
+    elif out.is_dir() and any(out.glob("*.pt")):
+        raise ValueError(
+            f"--out {out}: holds a run; go on with it by --resume, name another folder, or move it away"
+        )
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out}: is a file; must be a folder, which may be missing")
+    if args.src == args.tgt:
+        raise ValueError(f"--src and --tgt are both {args.src}: must differ")
+    args.device = choose_device(args.device)
+    args.precision, args.why = choose_precision(args.precision, args.device)
+    apart = ("resume", "out", "device", "precision", "why")
+    args.run = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in apart}
+    return args, checkpoint
+
+
+# --------------------------------------------------------------------------------------------------- the run
+
+
+class Run:
+    """A training run: text, model and where it stands. `epoch` whole epochs and `position` batches of the
+    next one are done. ValueError or CheckpointError where it cannot start."""
+
+    def __init__(self, args: argparse.Namespace, checkpoint: dict | None):
+        self.args, self.device = args, args.device
+        data = None if args.sample else args.data
+        train_src, train_tgt = load_split(data, "train", args.src, args.tgt)
+        self.val_src, self.val_tgt = load_split(data, "val", args.src, args.tgt)
+        self.train_lines = train_src, train_tgt
+        lines = (train_src, train_tgt, self.val_src, self.val_tgt)
+        self.text = hashlib.sha256(repr(lines).encode("utf-8", "backslashreplace")).hexdigest()
+        if checkpoint and checkpoint["text"] != self.text:
+            raise ValueError(f"--data {args.data}: not the text that {args.out} was trained on")
+        if args.bleu_every:
+            corpus_bleu(["a"], ["a"])  # without sacrebleu this ends here, not after the first epochs
+        last = args.out / "last.pt"
+        self.tokenizer = (
+            unpack_tokenizer(checkpoint, last)
+            if checkpoint
+            else Tokenizer.train([*train_src, *train_tgt], args.vocab_size)
+        )
+        torch.manual_seed(args.seed)
+        options = {name: getattr(args, name) for name in MODEL_OPTIONS}
+        options |= dict(norm_first=args.norm == "pre", attention=args.attention, max_len=args.max_length + 2)
+        vocab = self.tokenizer.vocab_size
+        self.model = Transformer(vocab, vocab, **options).to(self.device)
+        self.optimizer, self.scheduler = make_optimizer(self.model, args.warmup, args.lr_factor)
+        self.epoch, self.position, self.history = 0, 0, []
+        self.totals, self.seconds = torch.zeros(2, dtype=torch.float64, device=self.device), 0.0
+
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--out {args.out}: cannot be made ({error.strerror or error})") from None
+        for leftover in args.out.glob("*.tmp"):  # of a process that was killed while it wrote
+            leftover.unlink(missing_ok=True)
+        caching = (self.tokenizer, args.max_length)
+        self.train_set = LangPairDataset.cached(args.out / "train.ids", train_src, train_tgt, *caching)
+        self.val_set = LangPairDataset.cached(args.out / "val.ids", self.val_src, self.val_tgt, *caching)
+        for split, dataset in (("train", self.train_set), ("val", self.val_set)):
+            if not len(dataset):
+                raise ValueError(f"--max-length {args.max_length}: no pair of the {split} split is left")
+        self.sampler = TransformerBatchSampler(self.train_set.lengths, args.max_tokens, seed=args.seed)
+        if checkpoint:
+            try:
+                self.epoch, self.history = restore(checkpoint, self.model, self.optimizer, self.scheduler)
+            except CheckpointError as error:
+                raise CheckpointError(f"{last}: {error}") from None
+            self.position, self.seconds = checkpoint["position"], checkpoint["seconds"]
+            self.totals += torch.tensor(checkpoint["totals"], dtype=torch.float64, device=self.device)
+        else:
+            self.save()  # a folder that cannot be written to shows now
+        self.tokenizer.save(args.out / "tokenizer.model")
+
+    @property
+    def updates(self) -> int:
+        return self.scheduler.last_epoch
+
+    def log(self, text: str) -> None:
+        """Print a line, and append it to log.txt."""
+        say(text)
+        try:
+            with open(self.args.out / "log.txt", "a", encoding="utf-8") as file:
+                file.write(text + "\n")
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.args.out / 'log.txt'}: cannot be written ({error.strerror or error})"
+            ) from None
+
+    def weights(self) -> dict:
+        """What best.pt, epoch-NN.pt and averaged.pt hold."""
+        model = torch.frombuffer(bytearray(self.tokenizer.model), dtype=torch.uint8)
+        return {
+            "settings": self.model.settings,
+            "model": self.model.state_dict(),
+            "tokenizer": model,
+            "run": self.args.run,
+            "epoch": self.epoch,
+            "history": self.history,  # one dict per epoch, the numbers of its log line
+        }
+
+    def check_finite(self) -> None:
+        """ValueError, one line, where the loss or the weights are no longer numbers."""
+        weights_fine = all(bool(p.isfinite().all()) for p in self.model.parameters())
+        if not (weights_fine and bool(self.totals.isfinite().all())):
+            raise ValueError(
+                f"--lr-factor {self.args.lr_factor:g}: training ran into infinity in epoch {self.epoch + 1}; "
+                f"try a lower one, or a --warmup above {self.args.warmup}"
+            )
+
+    def save(self) -> None:
+        """Write last.pt. ValueError, and the one before stays, where the weights have become useless."""
+        self.check_finite()
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
+            "position": self.position,
+            "totals": self.totals.tolist(),
+            "seconds": self.seconds,
+            "text": self.text,
+        }
+        write_checkpoint(self.args.out / "last.pt", self.weights() | state)
+
+    def epoch_file(self, epoch: int) -> Path:
+        return self.args.out / f"epoch-{epoch:02d}.pt"
+
+    def train_epoch(self, writer, stop: threading.Event) -> None:
+        """Train on the rest of this epoch's batches. Interrupted when `stop` is set, after a whole update."""
+        from tqdm import tqdm
+
+        args = self.args
+        self.model.train()
+        self.sampler.set_epoch(self.epoch)
+        batches = list(self.sampler)
+        label = f"epoch {self.epoch + 1}/{args.epochs}"
+        todo = tqdm(batches[self.position :], label, len(batches), initial=self.position, leave=False,
+                    disable=not sys.stderr.isatty())  # fmt: skip
+        mark = time.perf_counter()
+        since, since_time = torch.zeros_like(self.totals), mark
+        try:
+            for rows in todo:
+                lr = self.scheduler.get_last_lr()[0]
+                batch = load_batch(self.train_set, rows, self.device)
+                counted, norm = train_step(
+                    self.model,
+                    self.optimizer,
+                    self.scheduler,
+                    batch,
+                    args.precision,
+                    args.smoothing,
+                    args.clip,
+                )
+                self.totals += counted
+                since += counted
+                self.position += 1
+                if self.updates % LOG_EVERY == 0 and writer:
+                    loss, tokens = since.tolist()
+                    now = time.perf_counter()
+                    points = dict(loss=loss / tokens, lr=lr, gradient_norm=norm.item(),
+                                  tokens_per_second=tokens / (now - since_time))  # fmt: skip
+                    for name, value in points.items():
+                        writer.add_scalar(f"train/{name}", value, self.updates)
+                    since, since_time = torch.zeros_like(since), now
+                if args.save_every and self.updates % args.save_every == 0:
+                    self.seconds, mark = self.seconds + time.perf_counter() - mark, time.perf_counter()
+                    self.save()
+                _check(stop)
+        finally:
+            todo.close()
+            self.seconds += time.perf_counter() - mark
+
+    def end_epoch(self, writer, stop: threading.Event) -> None:
+        """Validate, write the epoch's files, print its line. Interrupted when `stop` is set before that."""
+        args, start = self.args, time.perf_counter()
+        number = self.epoch + 1
+        self.check_finite()
+        loss, tokens = self.totals.tolist()
+        row = dict(epoch=number, updates=self.updates, train_loss=loss / tokens)
+        val_loss = validation_loss(
+            self.model, self.val_set, args.max_tokens, self.device, args.precision, stop
+        )
+        row |= dict(val_loss=val_loss, perplexity=math.exp(min(val_loss, 700)), bleu=None)
+        if args.bleu_every and number % args.bleu_every == 0:
+            row["bleu"] = self.bleu(stop)[0]
+        row["lr"] = self.optimizer.param_groups[0]["lr"]
+        row["tokens_per_second"] = tokens / self.seconds
+        row["seconds"] = self.seconds + time.perf_counter() - start
+
+        self.epoch, self.position, self.history = number, 0, [*self.history, row]
+        self.totals, self.seconds = torch.zeros_like(self.totals), 0.0
+        write_checkpoint(self.epoch_file(number), self.weights())
+        is_best = best_row(self.history) is row
+        if is_best:
+            write_checkpoint(args.out / "best.pt", self.weights())
+        self.save()
+        for path in args.out.glob("epoch-*.pt"):
+            if path not in self.last_epochs():
+                path.unlink(missing_ok=True)
+        bleu = "" if row["bleu"] is None else "BLEU {bleu:.2f}  ".format(**row)
+        self.log(
+            "epoch {epoch:2}  train loss {train_loss:.4f}  val loss {val_loss:.4f}  ppl {perplexity:.2f}  "
+            "{bleu_text}lr {lr:.2e}  {tokens_per_second:,.0f} tokens/s  {seconds:.1f} s{mark}".format(
+                **row, bleu_text=bleu, mark="  best" if is_best else ""
+            )
+        )
+        if writer:
+            for name in ("val_loss", "bleu"):
+                if row[name] is not None:
+                    writer.add_scalar(f"validation/{name.removeprefix('val_')}", row[name], self.updates)
+            writer.flush()
+
+    def last_epochs(self) -> list[Path]:
+        """The files that averaged.pt is the mean of."""
+        first = max(1, self.epoch - self.args.average + 1)
+        return [self.epoch_file(n) for n in range(first, self.epoch + 1)]
+
+    def bleu(self, stop: threading.Event | None = None) -> tuple[float, str]:
+        """Free-running greedy BLEU of the model on the validation lines, and its signature."""
+        hypotheses = greedy_translate(self.model, self.tokenizer, self.val_src, self.device, stop)
+        return corpus_bleu(hypotheses, self.val_tgt)
+
+    def describe(self) -> None:
+        """Print what was decided, before the first update."""
+        args, sets = self.args, (self.train_set, self.val_set)
+        dropped = sum(s.dropped_long + s.dropped_empty for s in sets)
+        parameters = sum(p.numel() for p in self.model.parameters())
+        self.log(
+            f"device   {device_name(self.device)}; {args.precision} ({args.why}); torch {torch.__version__}"
+        )
+        self.log(
+            f"data     {'built-in sample' if args.sample else args.data}, {args.src} to {args.tgt}: "
+            f"{len(sets[0]):,} training and {len(sets[1]):,} validation pairs, {dropped} dropped; "
+            f"{self.tokenizer.vocab_size:,} pieces"
+        )
+        self.log(
+            f"model    {parameters:,} parameters: {args.num_layers}+{args.num_layers} layers, "
+            f"d_model {args.d_model}, {args.num_heads} heads, dff {args.dff}, {args.norm}-norm, "
+            f"{args.activation}, embeddings {'shared' if args.share_embeddings else 'separate'}"
+        )
+        self.log(
+            f"train    {args.epochs} epochs x about {len(self.sampler):,} updates of at most "
+            f"{args.max_tokens:,} tokens, {self.sampler.padding_share():.1%} padding; seed {args.seed}"
+            + (f"; going on after {self.updates:,} updates" if self.updates else "")
+        )
+
+    def finish(self, stop: threading.Event) -> None:
+        """Write averaged.pt, score it beside best.pt, show some translations."""
+        out, paths = self.args.out, [path for path in self.last_epochs() if path.is_file()]
+        if paths:
+            self.model.load_state_dict(average(paths))  # through the model: shared matrices stay one
+            write_checkpoint(out / "averaged.pt", self.weights())
+            self.log(f"averaged {len(paths)} epochs: {', '.join(path.name for path in paths)}")
+        chosen, top = "best.pt", -1.0
+        if self.args.bleu_every:
+            for name in ("best.pt", "averaged.pt"):
+                if (out / name).is_file():
+                    self.model.load_state_dict(read_checkpoint(out / name)["model"])
+                    score, signature = self.bleu(stop)
+                    self.log(f"{name}: validation BLEU {score:.2f}, free-running greedy ({signature})")
+                    if score > top:
+                        chosen, top = name, score
+        self.model.load_state_dict(read_checkpoint(out / chosen)["model"])
+        for title, src, tgt in (
+            ("seen in training", *self.train_lines),
+            ("validation", self.val_src, self.val_tgt),
+        ):
+            say(f"{title}, by {chosen}:")
+            outputs = greedy_translate(self.model, self.tokenizer, src[:SHOWN], self.device, stop)
+            for source, reference, output in zip(src, tgt, outputs, strict=False):
+                say(f"  source     {source}\n  reference  {reference}\n  output     {output}")
+        say(f"wrote {out}")
+
+
+def open_tensorboard(run: Run):
+    """A writer into the run's folder, later points than the run's cut off; None where it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        run.log("curves   none: pip install tensorboard")
+        return None
+    return SummaryWriter(run.args.out / "tensorboard", purge_step=run.updates + 1)
+
+
+def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
+    """The whole run -> exit status. ValueError, one line, where it cannot be done."""
+    torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
+    run = Run(args, checkpoint)
+    run.describe()
+    writer = open_tensorboard(run)
+    training = True
+    with catching_interrupt() as stop:
+        try:
+            while run.epoch < args.epochs and not (args.patience and stale(run.history) >= args.patience):
+                run.train_epoch(writer, stop)
+                run.end_epoch(writer, stop)
+            if run.epoch < args.epochs:
+                run.log(
+                    f"stopped after epoch {run.epoch}: no new best in {args.patience} scores (--patience)"
+                )
+            training = False  # from here on the model holds other weights, and last.pt is as it should be
+            run.finish(stop)
+        except Interrupted:
+            if training:
+                run.save()
+            say(f"interrupted after {run.updates:,} updates: --resume --out {args.out} goes on from there")
+            return 130
+        finally:
+            if writer:
+                writer.close()
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = build_parser()
+    try:
+        return train(*parse_args(parser, argv))
+    except ModuleNotFoundError as error:
+        parser.error(f"{error.name} is not installed: pip install -r translation/requirements.txt")
+    except ValueError as error:
+        text = " ".join(str(error).split())
+        parser.error(re.sub(r"^(\w+)=", lambda m: f"--{m[1].replace('_', '-')} ", text))
+
+
+if __name__ == "__main__":
+    run_script(main)
