@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 import torch.nn.functional as F
@@ -154,10 +155,10 @@ def loss_sum(logits: Tensor, tgt_out: Tensor, smoothing: float = 0.0) -> Tensor:
     never right, gets none of it. Source: Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4.
     """
     flat, gold = logits.float().flatten(0, 1), tgt_out.flatten()
-    loss = F.cross_entropy(flat, gold, ignore_index=PAD_ID, reduction="sum")
+    log_p = F.log_softmax(flat, dim=-1)
+    loss = F.nll_loss(log_p, gold, ignore_index=PAD_ID, reduction="sum")
     if smoothing == 0:
         return loss
-    log_p = F.log_softmax(flat, dim=-1)
     every_real_token = -((log_p.sum(1) - log_p[:, PAD_ID]) * (gold != PAD_ID)).sum()
     others = (every_real_token - loss) / (flat.size(-1) - 2)
     return (1 - smoothing) * loss + smoothing * others
@@ -271,6 +272,20 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be written, read or used; the message is one line that names the file."""
 
 
+@contextlib.contextmanager
+def replacing(path: Path | str) -> Iterator[BinaryIO]:
+    """A binary file that takes the place of `path` at the end, and only if all went well. OSError if not."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 def save_checkpoint(path: Path, model, optimizer, scheduler, epoch: int, history: list, run: dict) -> None:
     """Write all a later run needs, one dict of plain values and tensors. The file is never half written."""
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
@@ -284,16 +299,11 @@ def save_checkpoint(path: Path, model, optimizer, scheduler, epoch: int, history
         "history": history,  # one dict per epoch, the numbers of its log line
         "run": run,
     }
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "wb") as file:
+        with replacing(path) as file:
             torch.save(checkpoint, file)
-        os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"cannot be written ({error})") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> dict:
@@ -322,12 +332,17 @@ def load_checkpoint(path: Path) -> dict:
 def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Transformer, dict]:
     """Rebuild the trained model from its file, on `device`, in eval mode -> model, checkpoint."""
     checkpoint = load_checkpoint(path)
+    return rebuild(checkpoint, path).to(device), checkpoint
+
+
+def rebuild(checkpoint: dict, path: Path | str) -> Transformer:
+    """The model of a checkpoint's "settings" and "model", in eval mode. CheckpointError, naming its file."""
     try:
         model = Transformer(**checkpoint["settings"])
         model.load_state_dict(checkpoint["model"])
     except (TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path}: does not fit this model.py ({str(error).splitlines()[0]})") from None
-    return model.to(device).eval(), checkpoint
+    return model.eval()
 
 
 def restore(checkpoint: dict, model, optimizer, scheduler) -> tuple[int, list]:

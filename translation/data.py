@@ -13,7 +13,6 @@ import contextlib
 import gzip
 import hashlib
 import io
-import os
 import random
 import unicodedata
 import zlib
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from model import PAD_ID
-from train import BOS_ID, EOS_ID
+from train import BOS_ID, EOS_ID, replacing
 
 UNK_ID = 3  # only in the table: byte fallback spells what has no piece, so text never becomes UNK
 VOCAB_SIZE = 8000  # pieces, both languages together
@@ -208,20 +207,6 @@ class Tokenizer:
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """One label per id: "▁Hund" (▁ is a space), "<eos>", "<0xE6>" for a single byte."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
-
-
-@contextlib.contextmanager
-def replacing(path: Path | str) -> Iterator[io.BufferedWriter]:
-    """A binary file that takes the place of `path` at the end, and only if all went well. OSError if not."""
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 # -------------------------------------------------------------------------------------------------- dataset

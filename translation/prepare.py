@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from train import ArgumentParser, integer, run_script, say, show_progress
+from train import ArgumentParser, integer, replacing, run_script, say, show_progress
 from translation.data import (
     MAX_LENGTH,
     MAX_TOKENS,
@@ -24,7 +24,6 @@ from translation.data import (
     Tokenizer,
     TransformerBatchSampler,
     read_parallel,
-    replacing,
 )
 from translation.sample import split_sample
 

@@ -45,6 +45,8 @@ from train import (
     integer,
     loss_sum,
     noam_lambda,
+    rebuild,
+    replacing,
     restore,
     run_script,
     say,
@@ -56,7 +58,6 @@ from translation.data import (
     Tokenizer,
     TransformerBatchSampler,
     collate,
-    replacing,
 )
 from translation.decode import beam_search
 from translation.prepare import load_split
@@ -258,12 +259,7 @@ def load_translator(
     line that names the file, where it cannot be used.
     """
     checkpoint = read_checkpoint(path)
-    try:
-        model = Transformer(**checkpoint["settings"])
-        model.load_state_dict(checkpoint["model"])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: does not fit this model.py ({str(error).splitlines()[0]})") from None
-    return model.to(device).eval(), unpack_tokenizer(checkpoint, path), checkpoint
+    return rebuild(checkpoint, path).to(device), unpack_tokenizer(checkpoint, path), checkpoint
 
 
 def unpack_tokenizer(checkpoint: dict, path: Path | str) -> Tokenizer:
