@@ -196,6 +196,21 @@ def test_label_smoothing_leaves_nothing_on_padding(pads):
     assert (logits.grad[~real] == 0).all() and logits.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("chunk", [1, 12, 1000])
+def test_loss_taken_in_pieces_is_the_loss(monkeypatch, chunk):
+    """Against the formula in one line; 3 rows of 5 logits are one, two or fewer than one piece."""
+    logits = torch.randn(3, 1, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    target = torch.tensor([[2], [PAD_ID], [4]])
+    wanted = torch.full((2, 5), 0.1 / 3).scatter(1, target[[0, 2]], 0.9)
+    wanted[:, PAD_ID] = 0
+    expected = -(wanted * logits[[0, 2], 0].log_softmax(-1)).sum()
+    (gradient,) = torch.autograd.grad(expected, logits)
+    monkeypatch.setattr("train.LOSS_CHUNK", chunk)
+    loss = loss_sum(logits, target, 0.1)
+    loss.backward()
+    assert torch.allclose(loss, expected) and torch.allclose(logits.grad, gradient, atol=1e-6)
+
+
 def test_a_batch_of_nothing_but_padding_costs_nothing_and_breaks_nothing():
     model = small_model()
     src, tgt = make_dataset(4, 0)
