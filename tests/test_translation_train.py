@@ -422,11 +422,10 @@ def test_translation_keeps_order_blank_lines_and_limits():
     model = Transformer(tokenizer.vocab_size, tokenizer.vocab_size, d_model=16, num_heads=2, max_len=40)
     model.train()
     lines = ["", text[0], "  ", text[5], "Hund " * 200, text[0]]
-    device = torch.device("cpu")
-    output = tt.greedy_translate(model, tokenizer, lines, device)
+    output = tt.greedy_translate(model, tokenizer, lines)
     assert output[0] == output[2] == "" and output[1] == output[5]
-    assert [tt.greedy_translate(model, tokenizer, [line], device)[0] for line in lines] == output
-    assert tt.greedy_translate(model, tokenizer, [], device) == [] and model.training
+    assert [tt.greedy_translate(model, tokenizer, [line])[0] for line in lines] == output
+    assert tt.greedy_translate(model, tokenizer, []) == [] and model.training
 
 
 # ---------------------------------------------------------------------------------------------------- errors

@@ -4,6 +4,7 @@ A hypothesis is scored by its log-probability divided by lp(n) = ((5 + n) / 6)^a
 (Wu et al. 2016, equation 14): without it, every further token costs and short sentences win.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor
 
 from model import Transformer
 from train import BOS_ID, EOS_ID, evaluating
+from translation.data import Tokenizer, collate
+
+BEAM, ALPHA = 5, 0.6  # hypotheses kept per sentence; strength of the length penalty
+BATCH = 64  # sentences decoded together
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,9 @@ def select_rows(cache: dict, rows: Tensor) -> dict:
 
 
 def beam_search(
-    model: Transformer, src: Tensor, beam: int = 5, alpha: float = 0.6, max_len: int | Tensor | None = None
-) -> list[Hypothesis]:
+    model: Transformer, src: Tensor, beam: int = BEAM, alpha: float = ALPHA,
+    max_len: int | Tensor | None = None,
+) -> list[Hypothesis]:  # fmt: skip
     """src [B, Ls] -> the best hypothesis found for each row, free-running.
 
     `max_len`: most new tokens, <eos> counted, one number or [B], one per sentence; None: the model's max_len.
@@ -95,3 +101,27 @@ def beam_search(
             sentence, alive, ids = sentence[going_on], alive[going_on], ids[going_on]
             limit, best_score = limit[going_on], best_score[going_on]
     return best
+
+
+def translate_lines(
+    model: Transformer, tokenizer: Tokenizer, lines: Sequence[str], beam: int = BEAM, alpha: float = ALPHA,
+    batch_size: int = BATCH, report: Callable[[int], None] = lambda done: None,
+) -> list[str]:  # fmt: skip
+    """Lines -> as many translations, in the same order, free-running; a blank line stays blank, unread.
+
+    Lines of similar length are decoded together, `batch_size` at a time; before each batch `report` hears how
+    many lines are done. An output has at most 2 * source pieces + 10 tokens, and what the model's max_len
+    allows; of a source too long for the model the start is read. ValueErrors as in `beam_search`.
+    """
+    longest, output = model.settings["max_len"], [""] * len(lines)
+    device = next(model.parameters()).device
+    pieces = [tokenizer.encode(line)[: longest - 2] if line.strip() else [] for line in lines]
+    order = sorted((i for i in range(len(lines)) if pieces[i]), key=lambda i: len(pieces[i]))
+    for start in range(0, len(order), batch_size):
+        report(start)
+        chosen = order[start : start + batch_size]
+        src = collate([(pieces[i], []) for i in chosen])["src"].to(device)
+        limit = torch.tensor([min(2 * len(pieces[i]) + 10, longest) for i in chosen], device=device)
+        for i, found in zip(chosen, beam_search(model, src, beam, alpha, limit), strict=True):
+            output[i] = tokenizer.decode(found.ids)
+    return output

@@ -59,7 +59,7 @@ from translation.data import (
     TransformerBatchSampler,
     collate,
 )
-from translation.decode import beam_search
+from translation.decode import translate_lines
 from translation.prepare import load_split
 
 # The defaults of the options of the same names. Each line: model; learning rate; batches and length of run.
@@ -85,7 +85,6 @@ PRESETS = {
 MODEL_OPTIONS = ("d_model", "num_heads", "dff", "num_layers", "dropout", "activation", "share_embeddings")
 FREE_OPTIONS = {"epochs", "bleu_every", "patience", "average", "save_every"}  # may change on --resume
 LOG_EVERY = 20  # updates between two points of TensorBoard's curves
-DECODE_BATCH = 64  # sentences decoded together
 SHOWN = 3  # translations printed at the end
 
 
@@ -147,37 +146,27 @@ def validation_loss(
     return loss / tokens
 
 
-def greedy_translate(
-    model: Transformer, tokenizer: Tokenizer, lines: Sequence[str], device: torch.device,
-    stop: threading.Event | None = None,
-) -> list[str]:  # fmt: skip
-    """Lines -> as many translations, in the same order, free-running and greedy; a blank line stays blank.
+def greedy_translate(model, tokenizer, lines, stop: threading.Event | None = None) -> list[str]:
+    """`translate_lines` without a beam. Interrupted when `stop` is set meanwhile."""
+    return translate_lines(model, tokenizer, lines, beam=1, report=lambda done: _check(stop))
 
-    An output has at most 2 * source pieces + 10 tokens, and what the model's max_len allows; of a source too
-    long for the model the start is read. Interrupted when `stop` is set meanwhile.
+
+def corpus_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False
+) -> tuple[float, str]:
+    """sacreBLEU of plain text -> score from 0 to 100, signature. Cased unless `lowercase`.
+
+    ValueError without sacrebleu, or where there is not one hypothesis per reference.
     """
-    longest, output = model.settings["max_len"], [""] * len(lines)
-    pieces = [tokenizer.encode(line)[: longest - 2] if line.strip() else [] for line in lines]
-    order = sorted((i for i in range(len(lines)) if pieces[i]), key=lambda i: len(pieces[i]))
-    for start in range(0, len(order), DECODE_BATCH):
-        _check(stop)
-        chosen = order[start : start + DECODE_BATCH]
-        src = collate([(pieces[i], []) for i in chosen])["src"].to(device)
-        limit = torch.tensor([min(2 * len(pieces[i]) + 10, longest) for i in chosen], device=device)
-        for i, hypothesis in zip(chosen, beam_search(model, src, beam=1, max_len=limit), strict=True):
-            output[i] = tokenizer.decode(hypothesis.ids)
-    return output
-
-
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """sacreBLEU of plain cased text -> score from 0 to 100, signature. ValueError without sacrebleu."""
     try:
         from sacrebleu.metrics import BLEU
     except ImportError:
         raise ValueError(
             "sacrebleu is not installed: pip install -r translation/requirements.txt, or use --bleu-every 0"
         ) from None
-    metric = BLEU()
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} hypotheses, {len(references)} references: must be equally many")
+    metric = BLEU(lowercase=lowercase)
     score = metric.corpus_score(list(hypotheses), [list(references)]).score
     return float(score), str(metric.get_signature())
 
@@ -255,9 +244,13 @@ def load_translator(
 ) -> tuple[Transformer, Tokenizer, dict]:
     """Any .pt file of a run -> model on `device` in eval mode, tokeniser, the checkpoint's dict.
 
-    checkpoint["run"] holds the run's options, the languages "src" and "tgt" among them. CheckpointError, one
-    line that names the file, where it cannot be used.
+    A run's folder stands for its averaged.pt, or best.pt as long as it trains. checkpoint["run"] holds the
+    run's options, the languages "src" and "tgt" among them. CheckpointError, one line that names the file,
+    where it cannot be used.
     """
+    if Path(path).is_dir():
+        averaged = Path(path) / "averaged.pt"
+        path = averaged if averaged.is_file() else Path(path) / "best.pt"
     checkpoint = read_checkpoint(path)
     return rebuild(checkpoint, path).to(device), unpack_tokenizer(checkpoint, path), checkpoint
 
@@ -585,7 +578,17 @@ class Run:
             for name in ("val_loss", "bleu"):
                 if row[name] is not None:
                     writer.add_scalar(f"validation/{name.removeprefix('val_')}", row[name], self.updates)
+            if row["bleu"] is not None:
+                self.add_attention_map(writer)
             writer.flush()
+
+    def add_attention_map(self, writer) -> None:
+        """Where the model looks in the first validation sentence; without matplotlib, nothing."""
+        with contextlib.suppress(ImportError):
+            from translation.attention import draw_example
+
+            figure = draw_example(self.model, self.tokenizer, self.val_src[self.val_set.kept[0]], beam=1)
+            writer.add_figure("validation/attention", figure, self.updates)
 
     def last_epochs(self) -> list[Path]:
         """The files that averaged.pt is the mean of."""
@@ -594,7 +597,7 @@ class Run:
 
     def bleu(self, stop: threading.Event | None = None) -> tuple[float, str]:
         """Free-running greedy BLEU of the model on the validation lines, and its signature."""
-        hypotheses = greedy_translate(self.model, self.tokenizer, self.val_src, self.device, stop)
+        hypotheses = greedy_translate(self.model, self.tokenizer, self.val_src, stop)
         return corpus_bleu(hypotheses, self.val_tgt)
 
     def describe(self) -> None:
@@ -643,7 +646,7 @@ class Run:
             ("validation", self.val_src, self.val_tgt),
         ):
             say(f"{title}, by {chosen}:")
-            outputs = greedy_translate(self.model, self.tokenizer, src[:SHOWN], self.device, stop)
+            outputs = greedy_translate(self.model, self.tokenizer, src[:SHOWN], stop)
             for source, reference, output in zip(src, tgt, outputs, strict=False):
                 say(f"  source     {source}\n  reference  {reference}\n  output     {output}")
         say(f"wrote {out}")

@@ -1,0 +1,116 @@
+"""Score a trained model on a test split: sacreBLEU, cased and lower-cased, and chrF.
+
+Run from the project's folder, after translation.train:
+
+python -m translation.evaluate --split test_2016_flickr
+
+The model decodes the source file on its own, free-running; only then are the outputs, detokenised text, laid
+beside the references. Each score comes with sacreBLEU's signature, which says how it was counted.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from train import (
+    ArgumentParser,
+    CheckpointError,
+    choose_device,
+    device_name,
+    integer,
+    replacing,
+    run_script,
+    say,
+    show_progress,
+)
+from translation.decode import translate_lines
+from translation.prepare import load_split
+from translation.train import corpus_bleu, load_translator
+from translation.translate import add_decoding_options
+
+
+def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, tuple[float, str]]:
+    """Plain text, one hypothesis per reference -> {metric: (score from 0 to 100, sacreBLEU's signature)}.
+
+    ValueError where there are not equally many. Source: Post 2018 (sacreBLEU); Popović 2015 (chrF).
+    """
+    found = {
+        "BLEU": corpus_bleu(hypotheses, references),
+        "BLEU -lc": corpus_bleu(hypotheses, references, lowercase=True),
+    }
+    from sacrebleu.metrics import CHRF
+
+    metric = CHRF()
+    score = metric.corpus_score(list(hypotheses), [list(references)]).score
+    return found | {"chrF": (float(score), str(metric.get_signature()))}
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="translation.evaluate", description=__doc__.partition("\n\n")[0])
+    add, text = parser.add_argument, parser.add_mutually_exclusive_group()
+    text.add_argument("--data", type=Path, default="multi30k", help="folder with SPLIT.de and SPLIT.en, plain"
+                      " or .gz")  # fmt: skip
+    text.add_argument("--sample", action="store_true", help="the built-in pairs: splits train, val, test")
+    add("--split", default="test_2016_flickr", help="the start of the files' names")
+    add("--out", type=Path, help="file for the translations, one a line; None: they are not kept")
+    add("--show", type=integer(0), default=0, help="print the first so many sentences, reference and output")
+    add_decoding_options(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    """Translate, then score. ValueError, one line, where it cannot be done."""
+    if args.out and (args.out.is_dir() or not args.out.absolute().parent.is_dir()):
+        raise ValueError(f"--out {args.out}: must be a file in a folder that exists")
+    device = choose_device(args.device)
+    corpus_bleu(["a"], ["a"])  # without sacrebleu this ends here, not after the decoding
+    model, tokenizer, checkpoint = load_translator(args.checkpoint, device)
+    languages = checkpoint["run"]["src"], checkpoint["run"]["tgt"]
+    sources, references = load_split(None if args.sample else args.data, args.split, *languages)
+    if not sources:
+        raise ValueError(f"--split {args.split}: holds no sentence")
+    say(f"device   {device_name(device)}; torch {torch.__version__}")
+    say(f"model    {args.checkpoint}, after epoch {checkpoint['epoch']}; {' to '.join(languages)}")
+    start = time.perf_counter()
+    hypotheses = translate_lines(
+        model, tokenizer, sources, args.beam, args.alpha, args.batch_size,
+        lambda done: show_progress(f"{args.split}: {done:,} of {len(sources):,} translated"),
+    )  # fmt: skip
+    seconds = time.perf_counter() - start
+    show_progress("")
+    say(
+        f"decoded  {args.split}, {len(sources):,} sentences, free-running, beam {args.beam}, alpha "
+        f"{args.alpha:g}, in {seconds:.1f} s: {len(sources) / seconds:.1f} sentences/s"
+    )
+    if args.out:
+        try:
+            with replacing(args.out) as file:
+                file.write("".join(line + "\n" for line in hypotheses).encode())
+        except OSError as error:
+            raise ValueError(f"--out {args.out}: cannot be written ({error.strerror or error})") from None
+        say(f"wrote    {args.out}")
+    for name, (score, signature) in scores(hypotheses, references).items():
+        say(f"{name:8} {score:.2f}  ({signature})")
+    for source, reference, output in list(zip(sources, references, hypotheses, strict=True))[: args.show]:
+        say(f"\n  source     {source}\n  reference  {reference}\n  output     {output}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = build_parser()
+    sys.stdout.reconfigure(encoding="utf-8")
+    args = parser.parse_args(argv)
+    try:
+        run(args)
+    except CheckpointError as error:
+        parser.error(f"--checkpoint {error}")
+    except ValueError as error:
+        parser.error(" ".join(str(error).split()))
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)

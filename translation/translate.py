@@ -1,0 +1,161 @@
+"""Translate sentences, or text line by line, with a trained model.
+
+Run from the project's folder, after translation.train:
+
+python -m translation.translate "Ein Hund schläft."              one output line per sentence given
+python -m translation.translate < german.txt > english.txt       standard input, one output line per line
+python -m translation.translate --input a.de b.de --output a.en b.en
+
+A blank line stays blank. In Python: `translate(["Ein Hund schläft."])`.
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from train import (
+    ArgumentParser,
+    CheckpointError,
+    add_device_option,
+    choose_device,
+    integer,
+    replacing,
+    run_script,
+    say,
+    show_progress,
+)
+from translation.data import clean, read_lines
+from translation.decode import ALPHA, BATCH, BEAM, translate_lines
+from translation.train import load_translator, number
+
+CHECKPOINT = Path("runs/small")
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(path: Path, device, written: int | None):
+    return load_translator(path, device)
+
+
+def translate(
+    lines: Sequence[str], checkpoint: Path | str = CHECKPOINT, beam: int = BEAM, alpha: float = ALPHA,
+    batch_size: int = BATCH, device: str = "auto",
+) -> list[str]:  # fmt: skip
+    """Lines -> as many translations, in the same order; a blank line stays blank.
+
+    checkpoint: a run's folder or one of its .pt files, read once and again when it has changed. beam, alpha:
+    as in `translation.decode.beam_search`. CheckpointError, a ValueError, where it cannot be used; ValueError
+    for an unusable beam, alpha or device.
+    """
+    path = Path(checkpoint)
+    written = path.stat().st_mtime_ns if path.exists() else None
+    model, tokenizer, _ = _loaded(path, choose_device(device), written)
+    return translate_lines(model, tokenizer, lines, beam, alpha, batch_size)
+
+
+def stdin_lines() -> Iterator[str]:
+    """Standard input's lines as `translation.data.read_lines` would give them, as soon as they come."""
+    for count, raw in enumerate(sys.stdin.buffer, 1):
+        try:
+            text = raw.decode("utf-8-sig" if count == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"standard input: line {count} is not UTF-8 text") from None
+        yield clean(text.removesuffix("\n").removesuffix("\r"))
+
+
+def add_decoding_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--checkpoint", type=Path, default=CHECKPOINT, help="a run's folder, or one of its .pt files")
+    add("--beam", type=integer(1), default=BEAM, help="hypotheses kept per sentence; 1: greedy")
+    add("--alpha", type=number(0), default=ALPHA, help="length penalty; 0: none, so short outputs win")
+    add("--batch-size", type=integer(1), default=BATCH, help="sentences decoded together")
+    add_device_option(parser)
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="translation.translate", description=__doc__.partition("\n\n")[0])
+    add = parser.add_argument
+    add("sentence", nargs="*", default=argparse.SUPPRESS, help="what to translate; none: standard input")
+    add("--input", type=Path, nargs="+", help="files to translate, UTF-8, plain or gzip")
+    add("--output", type=Path, nargs="+", help="as many files to write; None: standard output")
+    add_decoding_options(parser)
+    return parser
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """ValueError for what argparse cannot see."""
+    args = build_parser().parse_args(argv, argparse.Namespace(sentence=[]))
+    if args.sentence and args.input:
+        raise ValueError(f"--input {args.input[0]}: leave it out, or the sentence {args.sentence[0]!r}")
+    if args.output and len(args.output) != len(args.input or []):
+        raise ValueError(
+            f"--output: {len(args.output)} files for {len(args.input or [])} of --input; must be equally many"
+        )
+    for path in args.output or []:
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise ValueError(f"--output {path}: must be a file in a folder that exists")
+        if path.exists() and any(path.samefile(source) for source in args.input if source.exists()):
+            raise ValueError(f"--output {path}: is also a file of --input; name another one")
+    args.device = choose_device(args.device)
+    return args
+
+
+def run(args: argparse.Namespace) -> None:
+    """Translate what the options ask for. ValueError, one line, where it cannot be done."""
+    files = [read_lines(path) for path in args.input or []]  # all are readable, or nothing is written
+    model, tokenizer, _ = load_translator(args.checkpoint, args.device)
+    longest = model.settings["max_len"] - 2
+
+    def translated(lines: list[str], name: str, first: int = 1) -> list[str]:
+        for place, line in enumerate(lines, first):
+            if (count := len(tokenizer.encode(line))) > longest:
+                print(f"note: {name} {place} has {count} pieces; the model reads the first {longest}",
+                      file=sys.stderr)  # fmt: skip
+        output = translate_lines(
+            model, tokenizer, lines, args.beam, args.alpha, args.batch_size,
+            lambda done: show_progress(f"{name}s: {done:,} of {len(lines):,} translated"),
+        )  # fmt: skip
+        show_progress("")
+        return output
+
+    for number_, lines in enumerate(files):
+        output = translated(lines, f"{args.input[number_]}: line")
+        if not args.output:
+            for line in output:
+                say(line)
+            continue
+        path = args.output[number_]
+        try:
+            with replacing(path) as file:
+                file.write("".join(line + "\n" for line in output).encode())
+        except OSError as error:
+            raise ValueError(f"--output {path}: cannot be written ({error.strerror or error})") from None
+        print(f"wrote {path}", file=sys.stderr)
+    if args.sentence:
+        for line in translated([clean(text) for text in args.sentence], "sentence"):
+            say(line)
+    elif not args.input:
+        typed = sys.stdin.isatty()
+        lines, done = stdin_lines(), 0
+        while block := list(islice(lines, 1 if typed else args.batch_size)):
+            for line in translated(block, "line", done + 1):
+                say(line)
+            done += len(block)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = build_parser()
+    sys.stdout.reconfigure(encoding="utf-8")  # also where the system's own encoding is another
+    try:
+        run(parse_args(argv))
+    except CheckpointError as error:
+        parser.error(f"--checkpoint {error}")
+    except ValueError as error:
+        parser.error(" ".join(str(error).split()))
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)
