@@ -52,9 +52,11 @@ KINDS = {  # what a kind of attention is called, what its rows are, what its col
     "encoder": ("Encoder self-attention", "source token (the one that looks)", "source token (looked at)"),
     "decoder": ("Decoder self-attention", DECODER_ROW, "decoder input (looked at)"),
 }
-COLOURS = dict(cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")  # the same scale in every picture
+COLOURS = dict(cmap="Blues", vmin=0.0, aspect="auto")
 WRITTEN_UP_TO = 14  # rows or columns; in a larger map the numbers in the cells could not be read
+SHORT_NAME = 5  # characters, as in "<bos>"; longer names make the picture larger and stand upright below it
 DPI = 200
+MOST_PIXELS = 60e6  # a picture that would have more gets fewer dots an inch
 
 
 # ------------------------------------------------------------------------------------ weights and measures
@@ -111,52 +113,73 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def save_figure(figure: "Figure", path: Path | None) -> None:
+    """Write the picture, unless `path` is None."""
+    if path is not None:
+        width, height = figure.get_size_inches()
+        figure.savefig(path, dpi=min(DPI, (MOST_PIXELS / (width * height)) ** 0.5))
+
+
+def extra_room(names: list[str]) -> float:
+    """Inches that the longest name needs beyond those of a short one."""
+    return 0.09 * max(0, max(map(len, names)) - SHORT_NAME)
+
+
 def draw_map(
-    weights: Tensor, rows: list[str], columns: list[str], title: str, path: Path, kind: str = "cross"
-) -> "Figure":
-    """Save one map, weights [R, C] with their R row and C column names, as a picture; return the figure."""
+    weights: Tensor, rows: list[str], columns: list[str], title: str, path: Path | None, kind: str = "cross",
+    top: float = 1.0,
+) -> "Figure":  # fmt: skip
+    """Save one map, weights [R, C] with their R row and C column names, as a picture; return the figure.
+
+    Names and title are shown as they are, `$` too. The weight `top` has the darkest colour; left at 1, all
+    pictures have the same scale. Nothing is saved where `path` is None.
+    """
     _, row_label, column_label = KINDS[kind]
     R, C = weights.shape
-    figure = new_figure(max(6.4, 1.8 + 0.2 * C), max(5.4, 1.4 + 0.2 * R))
+    below, beside = extra_room(columns), extra_room(rows)
+    figure = new_figure(max(6.4, 1.8 + 0.2 * C) + beside, max(5.4, 1.4 + 0.2 * R) + below)
     axes = figure.subplots()
-    image = axes.imshow(weights.numpy(), **COLOURS)
-    size = 10 if max(R, C) <= 9 else 8.5  # of the text, in points
-    axes.set_xticks(range(C), columns, size=size, rotation=0 if C <= WRITTEN_UP_TO else 90)
-    axes.set_yticks(range(R), rows, size=size)
+    image = axes.imshow(weights.numpy(), vmax=top, **COLOURS)
+    literal = dict(size=10 if max(R, C) <= 9 else 8.5, parse_math=False)  # size in points
+    axes.set_xticks(range(C), columns, rotation=90 if below or C > WRITTEN_UP_TO else 0, **literal)
+    axes.set_yticks(range(R), rows, **literal)
     axes.set(xlabel=column_label, ylabel=row_label)
     if max(R, C) <= WRITTEN_UP_TO:
         for row, values in enumerate(weights.tolist()):
             for column, value in enumerate(values):
-                colour = "white" if value > 0.6 else "black"
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, size=size)
-    figure.suptitle(title, size=11)
+                colour = "white" if value > 0.6 * top else "black"
+                centred = dict(ha="center", va="center", color=colour, size=literal["size"])
+                axes.text(column, row, f"{value:.2f}", **centred)
+    figure.suptitle(title, size=11, parse_math=False)
     figure.colorbar(image, label="attention weight", aspect=25)
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, path)
     return figure
 
 
 def draw_grid(
-    weights: Tensor, rows: list[str], columns: list[str], title: str, path: Path, kind: str = "cross"
-) -> "Figure":
-    """Save every layer (down) and head (across), weights [layers, h, R, C]; return the figure."""
+    weights: Tensor, rows: list[str], columns: list[str], title: str, path: Path | None, kind: str = "cross",
+    top: float = 1.0,
+) -> "Figure":  # fmt: skip
+    """The same as `draw_map`, for every layer (down) and head (across) of weights [layers, h, R, C]."""
     _, row_label, column_label = KINDS[kind]
     layers, heads, R, C = weights.shape
     panel = max(1.5, 0.12 * max(R, C))  # inches
-    size = min(8.0, 0.8 * 72 * panel / max(R, C))  # of the token names, in points
-    figure = new_figure(max(6.4, 1.4 + panel * heads), 1.4 + (panel + 0.25) * max(layers, 2))
+    literal = dict(size=min(8.0, 0.8 * 72 * panel / max(R, C)), parse_math=False)  # size in points
+    width, height = max(6.4, 1.4 + panel * heads), 1.4 + (panel + 0.25) * max(layers, 2)
+    figure = new_figure(width + extra_room(rows), height + extra_room(columns))
     panels = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
     for layer in range(layers):
         for head in range(heads):
             axes = panels[layer, head]
-            image = axes.imshow(weights[layer, head].numpy(), **COLOURS)
+            image = axes.imshow(weights[layer, head].numpy(), vmax=top, **COLOURS)
             axes.set_title(f"layer {layer + 1}, head {head + 1}", size=9)
-            axes.set_xticks(range(C), columns, size=size, rotation=90)
-            axes.set_yticks(range(R), rows, size=size)
+            axes.set_xticks(range(C), columns, rotation=90, **literal)
+            axes.set_yticks(range(R), rows, **literal)
     figure.supxlabel(column_label, size=10)
     figure.supylabel(row_label, size=10)
-    figure.suptitle(title, size=11)
+    figure.suptitle(title, size=11, parse_math=False)
     figure.colorbar(image, ax=panels, label="attention weight", aspect=25)
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, path)
     return figure
 
 
@@ -194,15 +217,22 @@ def number_or(word: str) -> Callable[[str], int | str]:
     return lambda text: word if text == word else integer(1)(text)
 
 
-def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="viz.py", description=__doc__.partition("\n")[0])
-    add, unset = parser.add_argument, argparse.SUPPRESS
-    add("--digits", default=DEMO, help="the string to reverse; spaces and commas do not count")
+def add_map_options(parser: ArgumentParser) -> None:
+    """Which map to draw, and where to. Without --out, args has no `out` until `check_map_options`."""
+    add = parser.add_argument
     add("--kind", choices=KINDS, default="cross", help="which attention to look at")
     add("--layer", type=number_or("last"), default="last", help="1 is the first")
     add("--head", type=number_or("mean"), default="mean", help="1 is the first; mean: of all heads")
     add("--grid", action="store_true", help="every layer and head in one picture")
-    add("--out", type=Path, default=unset, help="picture (default: KIND_attn.png or KIND_attn_grid.png)")
+    add("--out", type=Path, default=argparse.SUPPRESS,
+        help="picture (default: KIND_attn.png or KIND_attn_grid.png)")  # fmt: skip
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="viz.py", description=__doc__.partition("\n")[0])
+    add, unset = parser.add_argument, argparse.SUPPRESS
+    add("--digits", default=DEMO, help="the string to reverse; spaces and commas do not count")
+    add_map_options(parser)
     add("--curve", type=Path, nargs="?", const=Path(CURVE), default=unset, metavar="FILE",
         help="also draw the training curve (default FILE: %(const)s)")  # fmt: skip
     add("--checkpoint", type=Path, default=CHECKPOINT, help="written by train.py")
@@ -219,16 +249,42 @@ def check_picture(option: str, path: Path) -> None:
         raise ValueError(f"{option} {path}: must be a file in a folder that exists")
 
 
-def check_model(args: argparse.Namespace, settings: dict) -> None:
-    """ValueError when this model cannot do what is asked; numbers the layer and cleans the digits."""
-    if {settings["src_vocab"], settings["tgt_vocab"]} != {VOCAB_SIZE}:
-        raise ValueError(f"--checkpoint {args.checkpoint}: not a model that reverses digits")
+def check_map_options(args: argparse.Namespace) -> None:
+    """ValueError when the options of `add_map_options` do not go together; names the picture."""
+    if not hasattr(args, "out"):
+        args.out = Path(f"{args.kind}_attn{'_grid' if args.grid else ''}.png")
+    for name, default in (("layer", "last"), ("head", "mean")):
+        if args.grid and getattr(args, name) != default:
+            raise ValueError(f"--grid draws every {name}: leave out --{name} {getattr(args, name)}")
+    check_picture("--out", args.out)
+
+
+def check_layer_and_head(args: argparse.Namespace, settings: dict) -> None:
+    """ValueError when this model does not have them; numbers the layer."""
     if args.layer == "last":
         args.layer = settings["num_layers"]
     for name, count in (("layer", settings["num_layers"]), ("head", settings["num_heads"])):
         value = getattr(args, name)
         if value != "mean" and value > count:
             raise ValueError(f"--{name} {value}: this model has {name}s 1 to {count}")
+
+
+def choose_map(weights: Tensor, args: argparse.Namespace) -> tuple[Tensor, str]:
+    """weights [layers, h, R, C] -> those asked for, all with --grid and else [R, C], and a title for them."""
+    layers, heads = weights.shape[:2]
+    if args.grid:
+        return weights, f"{KINDS[args.kind][0]}, every layer and head"
+    chosen = weights[args.layer - 1]
+    chosen = chosen.mean(0) if args.head == "mean" else chosen[args.head - 1]
+    head = f"mean of {heads} heads" if args.head == "mean" else f"head {args.head} of {heads}"
+    return chosen, f"{KINDS[args.kind][0]}, layer {args.layer} of {layers}, {head}"
+
+
+def check_model(args: argparse.Namespace, settings: dict) -> None:
+    """ValueError when this model cannot do what is asked; numbers the layer and cleans the digits."""
+    if {settings["src_vocab"], settings["tgt_vocab"]} != {VOCAB_SIZE}:
+        raise ValueError(f"--checkpoint {args.checkpoint}: not a model that reverses digits")
+    check_layer_and_head(args, settings)
     digits, longest = re.sub(r"[\s,]", "", args.digits), settings["max_len"] - 2  # <bos> and <eos>
     if not re.fullmatch("[0-9]+", digits) or len(digits) > longest:
         raise ValueError(f"--digits {args.digits!r}: must be 1 to {longest} digits 0-9, such as {DEMO!r}")
@@ -238,14 +294,9 @@ def check_model(args: argparse.Namespace, settings: dict) -> None:
 def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer, list[dict]]:
     """-> options, model, history. Ends the program, with nothing written, on anything unusable."""
     parser = build_parser()
-    args = parser.parse_args(argv, argparse.Namespace(out=None, curve=None))
-    if args.out is None:
-        args.out = Path(f"{args.kind}_attn{'_grid' if args.grid else ''}.png")
+    args = parser.parse_args(argv, argparse.Namespace(curve=None))
     try:
-        for name, default in (("layer", "last"), ("head", "mean")):
-            if args.grid and getattr(args, name) != default:
-                raise ValueError(f"--grid draws every {name}: leave out --{name} {getattr(args, name)}")
-        check_picture("--out", args.out)
+        check_map_options(args)
         if args.curve:
             check_picture("--curve", args.curve)
             if args.curve.absolute() == args.out.absolute():
@@ -261,9 +312,9 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer,
     return args, model, checkpoint["history"]
 
 
-def shorten(text: str) -> str:
-    """At most 24 characters of it: two of these fit in a title."""
-    return text if len(text) <= 24 else text[:23] + "…"
+def shorten(text: str, longest: int = 24) -> str:
+    """At most so many characters of it: two of 24 fit in a line of a title."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def say_map(weights: Tensor, rows: list[str], columns: list[str]) -> None:
@@ -278,6 +329,13 @@ def measures(weights: Tensor, rows: list[str], columns: list[str], aligned: bool
     value, row, column = smallest_row_maximum(weights)
     line = f"smallest row maximum {value:.2f} (row {row + 1}, token {rows[row]}, looks at {columns[column]})"
     return f"anti-diagonal, mean weight {antidiagonal(weights):.2f}; {line}" if aligned else line
+
+
+def say_grid(weights: Tensor, rows: list[str], columns: list[str], aligned: bool) -> None:
+    """Print the measures of every layer and head of weights [layers, h, R, C]."""
+    for layer, heads in enumerate(weights, start=1):
+        for head, chosen in enumerate(heads, start=1):
+            say(f"layer {layer}, head {head}: {measures(chosen, rows, columns, aligned)}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -295,27 +353,21 @@ def main(argv: list[str] | None = None) -> int:
         undefined = "; the length differs, so that the anti-diagonal is not defined"
         say(f"wrong   expected {' '.join(digits[::-1])}" + (undefined if cross and not aligned else ""))
 
-    layers, heads = weights.shape[:2]
     text = f"{shorten(digits)} → {shorten(output) or 'nothing'}" + ("" if right else " (wrong)")
+    chosen, what = choose_map(weights, args)
     if args.grid:
-        what, chosen, draw = "every layer and head", weights, draw_grid
-        say(f"{KINDS[args.kind][0]}, {what}")
-        for layer in range(layers):
-            for head in range(heads):
-                line = measures(weights[layer, head], rows, columns, aligned)
-                say(f"layer {layer + 1}, head {head + 1}: {line}")
+        draw = draw_grid
+        say(what)
+        say_grid(chosen, rows, columns, aligned)
     else:
-        chosen, draw = weights[args.layer - 1], draw_map
-        chosen = chosen.mean(0) if args.head == "mean" else chosen[args.head - 1]
-        head = f"mean of {heads} heads" if args.head == "mean" else f"head {args.head} of {heads}"
-        what = f"layer {args.layer} of {layers}, {head}"
-        say(f"{KINDS[args.kind][0]}, {what}; each row sums to 1")
+        draw = draw_map
+        say(f"{what}; each row sums to 1")
         say_map(chosen, rows, columns)
         say(measures(chosen, rows, columns, aligned))
 
     path = args.out
     try:
-        draw(chosen, rows, columns, f"{KINDS[args.kind][0]}, {what}\n{text}", path, args.kind)
+        draw(chosen, rows, columns, f"{what}\n{text}", path, args.kind)
         say(f"wrote {path}")
         if args.curve:
             path = args.curve

@@ -36,6 +36,7 @@ from train import (
 from translation.data import Tokenizer, clean
 from translation.decode import BEAM, beam_search
 from translation.train import load_translator
+from translation.translate import CHECKPOINT
 from viz import (
     add_map_options,
     check_layer_and_head,
@@ -51,7 +52,6 @@ from viz import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CHECKPOINT = Path("runs/small/best.pt")
 WIDEST_BEAM = 100
 TITLE_LINE = 60  # characters of a sentence that fit above the narrowest picture
 
@@ -119,7 +119,7 @@ def draw(
     source, translation = (shorten(legible(text), TITLE_LINE) for text in sentences)
     names = [[legible(name) for name in side] for side in (rows, columns)]
     title = f"{what}\n{source}\n→ {translation or 'nothing'}"
-    top = max(1, math.ceil(10 * weights.max().item())) / 10
+    top = max(1, math.ceil(round(10 * weights.max().item(), 3))) / 10
     return (draw_map if weights.dim() == 2 else draw_grid)(weights, *names, title, path, kind, min(top, 1.0))
 
 
@@ -144,7 +144,7 @@ def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="translation.attention", description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("sentence", help="what to translate, in quotes")
-    add("--checkpoint", type=Path, default=CHECKPOINT, help="any .pt file of a run of translation.train")
+    add("--checkpoint", type=Path, default=CHECKPOINT, help="a run's folder, or one of its .pt files")
     add_map_options(parser)
     add("--beam", type=integer(1, WIDEST_BEAM), default=BEAM, help="hypotheses kept; 1: greedy")
     add_device_option(parser)

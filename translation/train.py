@@ -13,13 +13,19 @@ A run's folder, runs/PRESET or --out, holds
     epoch-NN.pt     weights after each of the last --average epochs; averaged.pt, their mean, at the end
     tokenizer.model the subwords, also inside every checkpoint; log.txt; tensorboard/; train.ids, val.ids
 
-One process, one device. `load_translator` gives other scripts a trained model.
+With several GPUs or machines, the same script under torchrun, for instance
+
+torchrun --nproc-per-node 4 -m translation.train
+
+where each process takes a batch of its own of at most --max-tokens; --out must be a folder they all see.
+`load_translator` gives other scripts a trained model.
 """
 
 import argparse
 import contextlib
 import hashlib
 import math
+import os
 import re
 import signal
 import sys
@@ -60,6 +66,17 @@ from translation.data import (
     collate,
 )
 from translation.decode import translate_lines
+from translation.distributed import (
+    any_of,
+    from_all,
+    from_first,
+    own_device,
+    parallel,
+    process_group,
+    rank,
+    summed,
+    world_size,
+)
 from translation.prepare import load_split
 
 # The defaults of the options of the same names. Each line: model; learning rate; batches and length of run.
@@ -107,17 +124,20 @@ def train_step(
 ) -> tuple[Tensor, Tensor]:
     """One update on a batch of `collate` -> float64 [2]: summed smoothed loss and real tokens; gradient norm.
 
-    The loss is the mean over the batch's real tokens. The norm is taken before clipping to `clip`.
+    The loss is the mean over the batch's real tokens, those of all processes together; what comes back
+    counts them all too. The norm is taken before clipping to `clip`.
     """
     with torch.autocast(batch["src"].device.type, torch.bfloat16, enabled=precision == "bf16"):
         logits = model(batch["src"], batch["tgt_in"])
     total, tokens = loss_sum(logits, batch["labels"], smoothing), (batch["labels"] != PAD_ID).sum()
+    counted = summed(torch.stack([total.detach().double(), tokens.double()]))
     optimizer.zero_grad(set_to_none=True)
-    (total / tokens.clamp(min=1)).backward()
+    # `backward` takes the mean over the processes: times their number it is the sum. No tokens: 0, not 0 / 0.
+    (total * world_size() / counted[1].float().clamp(min=1)).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
     scheduler.step()
-    return torch.stack([total.detach().double(), tokens.double()]), norm
+    return counted, norm
 
 
 def load_batch(dataset: LangPairDataset, rows: list[int], device: torch.device) -> dict[str, Tensor]:
@@ -358,7 +378,12 @@ def parse_args(parser: ArgumentParser, argv: list[str] | None) -> tuple[argparse
         if not (out / "last.pt").exists():
             raise ValueError(f"--out {out}: holds no last.pt to go on from; leave out --resume")
         checkpoint = read_checkpoint(out / "last.pt", keys)
-        kept = checkpoint["run"]
+        kept, processes = checkpoint["run"], len(checkpoint["rng"])
+        if processes != int(os.environ.get("WORLD_SIZE", 1)):
+            raise ValueError(
+                f"--out {out}: made by {processes} processes, which must go on together (torchrun "
+                f"--nproc-per-node, --nnodes); now there are {os.environ.get('WORLD_SIZE', 1)}"
+            )
         parser.set_defaults(**kept)
         args = parser.parse_args(argv)
         args.out = out
@@ -376,7 +401,7 @@ def parse_args(parser: ArgumentParser, argv: list[str] | None) -> tuple[argparse
         raise ValueError(f"--out {out}: is a file; must be a folder, which may be missing")
     if args.src == args.tgt:
         raise ValueError(f"--src and --tgt are both {args.src}: must differ")
-    args.device = choose_device(args.device)
+    args.device = own_device(choose_device(args.device))
     args.precision, args.why = choose_precision(args.precision, args.device)
     apart = ("resume", "out", "device", "precision", "why")
     args.run = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in apart}
@@ -413,24 +438,34 @@ class Run:
         options |= dict(norm_first=args.norm == "pre", attention=args.attention, max_len=args.max_length + 2)
         vocab = self.tokenizer.vocab_size
         self.model = Transformer(vocab, vocab, **options).to(self.device)
+        self.parallel = parallel(self.model)
+        if rank():
+            torch.manual_seed(args.seed + rank())  # the same weights everywhere, another dropout
         self.optimizer, self.scheduler = make_optimizer(self.model, args.warmup, args.lr_factor)
         self.epoch, self.position, self.history = 0, 0, []
         self.totals, self.seconds = torch.zeros(2, dtype=torch.float64, device=self.device), 0.0
 
-        try:
-            args.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--out {args.out}: cannot be made ({error.strerror or error})") from None
-        for leftover in args.out.glob("*.tmp"):  # of a process that was killed while it wrote
-            leftover.unlink(missing_ok=True)
         caching = (self.tokenizer, args.max_length)
-        self.train_set = LangPairDataset.cached(args.out / "train.ids", train_src, train_tgt, *caching)
-        self.val_set = LangPairDataset.cached(args.out / "val.ids", self.val_src, self.val_tgt, *caching)
+        if rank():  # only rank 0 touches the folder
+            self.train_set = LangPairDataset(train_src, train_tgt, *caching)
+            self.val_set = LangPairDataset(self.val_src, self.val_tgt, *caching)
+        else:
+            try:
+                args.out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(f"--out {args.out}: cannot be made ({error.strerror or error})") from None
+            for leftover in args.out.glob("*.tmp"):  # of a process that was killed while it wrote
+                leftover.unlink(missing_ok=True)
+            self.train_set = LangPairDataset.cached(args.out / "train.ids", train_src, train_tgt, *caching)
+            self.val_set = LangPairDataset.cached(args.out / "val.ids", self.val_src, self.val_tgt, *caching)
         for split, dataset in (("train", self.train_set), ("val", self.val_set)):
             if not len(dataset):
                 raise ValueError(f"--max-length {args.max_length}: no pair of the {split} split is left")
-        self.sampler = TransformerBatchSampler(self.train_set.lengths, args.max_tokens, seed=args.seed)
+        self.sampler = TransformerBatchSampler(
+            self.train_set.lengths, args.max_tokens, seed=args.seed, rank=rank(), world_size=world_size()
+        )
         if checkpoint:
+            checkpoint["rng"] = checkpoint["rng"][rank()]
             try:
                 self.epoch, self.history = restore(checkpoint, self.model, self.optimizer, self.scheduler)
             except CheckpointError as error:
@@ -439,14 +474,17 @@ class Run:
             self.totals += torch.tensor(checkpoint["totals"], dtype=torch.float64, device=self.device)
         else:
             self.save()  # a folder that cannot be written to shows now
-        self.tokenizer.save(args.out / "tokenizer.model")
+        if rank() == 0:
+            self.tokenizer.save(args.out / "tokenizer.model")
 
     @property
     def updates(self) -> int:
         return self.scheduler.last_epoch
 
     def log(self, text: str) -> None:
-        """Print a line, and append it to log.txt."""
+        """Print a line, and append it to log.txt; rank 0 only."""
+        if rank():
+            return
         say(text)
         try:
             with open(self.args.out / "log.txt", "a", encoding="utf-8") as file:
@@ -478,19 +516,23 @@ class Run:
             )
 
     def save(self) -> None:
-        """Write last.pt. ValueError, and the one before stays, where the weights have become useless."""
+        """Write last.pt, in rank 0, with all ranks' random state: all must call this.
+
+        ValueError, and the one before stays, where the weights have become useless.
+        """
         self.check_finite()
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
         state = {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
-            "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
+            "rng": from_all({"cpu": torch.get_rng_state(), "cuda": cuda}),
             "position": self.position,
             "totals": self.totals.tolist(),
             "seconds": self.seconds,
             "text": self.text,
         }
-        write_checkpoint(self.args.out / "last.pt", self.weights() | state)
+        if rank() == 0:
+            write_checkpoint(self.args.out / "last.pt", self.weights() | state)
 
     def epoch_file(self, epoch: int) -> Path:
         return self.args.out / f"epoch-{epoch:02d}.pt"
@@ -505,7 +547,7 @@ class Run:
         batches = list(self.sampler)
         label = f"epoch {self.epoch + 1}/{args.epochs}"
         todo = tqdm(batches[self.position :], label, len(batches), initial=self.position, leave=False,
-                    disable=not sys.stderr.isatty())  # fmt: skip
+                    disable=rank() > 0 or not sys.stderr.isatty())  # fmt: skip
         mark = time.perf_counter()
         since, since_time = torch.zeros_like(self.totals), mark
         try:
@@ -513,7 +555,7 @@ class Run:
                 lr = self.scheduler.get_last_lr()[0]
                 batch = load_batch(self.train_set, rows, self.device)
                 counted, norm = train_step(
-                    self.model,
+                    self.parallel,
                     self.optimizer,
                     self.scheduler,
                     batch,
@@ -535,35 +577,49 @@ class Run:
                 if args.save_every and self.updates % args.save_every == 0:
                     self.seconds, mark = self.seconds + time.perf_counter() - mark, time.perf_counter()
                     self.save()
-                _check(stop)
+                if (world_size() == 1 or self.updates % LOG_EVERY == 0) and any_of(stop.is_set()):
+                    raise Interrupted
         finally:
             todo.close()
             self.seconds += time.perf_counter() - mark
 
-    def end_epoch(self, writer, stop: threading.Event) -> None:
-        """Validate, write the epoch's files, print its line. Interrupted when `stop` is set before that."""
+    def measure(self, stop: threading.Event) -> dict:
+        """The numbers of the epoch just trained. Interrupted when `stop` is set meanwhile."""
         args, start = self.args, time.perf_counter()
-        number = self.epoch + 1
-        self.check_finite()
         loss, tokens = self.totals.tolist()
-        row = dict(epoch=number, updates=self.updates, train_loss=loss / tokens)
+        row = dict(epoch=self.epoch + 1, updates=self.updates, train_loss=loss / tokens)
         val_loss = validation_loss(
             self.model, self.val_set, args.max_tokens, self.device, args.precision, stop
         )
         row |= dict(val_loss=val_loss, perplexity=math.exp(min(val_loss, 700)), bleu=None)
-        if args.bleu_every and number % args.bleu_every == 0:
+        if args.bleu_every and row["epoch"] % args.bleu_every == 0:
             row["bleu"] = self.bleu(stop)[0]
         row["lr"] = self.optimizer.param_groups[0]["lr"]
         row["tokens_per_second"] = tokens / self.seconds
         row["seconds"] = self.seconds + time.perf_counter() - start
+        return row
 
-        self.epoch, self.position, self.history = number, 0, [*self.history, row]
+    def end_epoch(self, writer, stop: threading.Event) -> None:
+        """Validate, write the epoch's files, print its line. Interrupted when `stop` is set before that."""
+        args, row = self.args, None
+        self.check_finite()
+        if rank() == 0:
+            with contextlib.suppress(Interrupted):
+                row = self.measure(stop)
+        row = from_first(row)
+        if row is None:
+            raise Interrupted
+
+        self.epoch, self.position, self.history = row["epoch"], 0, [*self.history, row]
         self.totals, self.seconds = torch.zeros_like(self.totals), 0.0
-        write_checkpoint(self.epoch_file(number), self.weights())
         is_best = best_row(self.history) is row
-        if is_best:
-            write_checkpoint(args.out / "best.pt", self.weights())
+        if rank() == 0:
+            write_checkpoint(self.epoch_file(self.epoch), self.weights())
+            if is_best:
+                write_checkpoint(args.out / "best.pt", self.weights())
         self.save()
+        if rank():
+            return
         for path in args.out.glob("epoch-*.pt"):
             if path not in self.last_epochs():
                 path.unlink(missing_ok=True)
@@ -621,6 +677,7 @@ class Run:
         self.log(
             f"train    {args.epochs} epochs x about {len(self.sampler):,} updates of at most "
             f"{args.max_tokens:,} tokens, {self.sampler.padding_share():.1%} padding; seed {args.seed}"
+            + (f"; {world_size()} processes, a batch each" if world_size() > 1 else "")
             + (f"; going on after {self.updates:,} updates" if self.updates else "")
         )
 
@@ -667,7 +724,7 @@ def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
     torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
     run = Run(args, checkpoint)
     run.describe()
-    writer = open_tensorboard(run)
+    writer = open_tensorboard(run) if rank() == 0 else None
     training = True
     with catching_interrupt() as stop:
         try:
@@ -679,11 +736,15 @@ def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
                     f"stopped after epoch {run.epoch}: no new best in {args.patience} scores (--patience)"
                 )
             training = False  # from here on the model holds other weights, and last.pt is as it should be
-            run.finish(stop)
+            if rank() == 0:
+                run.finish(stop)
         except Interrupted:
             if training:
                 run.save()
-            say(f"interrupted after {run.updates:,} updates: --resume --out {args.out} goes on from there")
+            if rank() == 0:
+                say(
+                    f"interrupted after {run.updates:,} updates: --resume --out {args.out} goes on from there"
+                )
             return 130
         finally:
             if writer:
@@ -694,11 +755,15 @@ def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
 def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     try:
-        return train(*parse_args(parser, argv))
+        args, checkpoint = parse_args(parser, argv)
+        with process_group():  # by now every process has seen --out as it was
+            return train(args, checkpoint)
     except ModuleNotFoundError as error:
         parser.error(f"{error.name} is not installed: pip install -r translation/requirements.txt")
     except ValueError as error:
         text = " ".join(str(error).split())
+        if int(os.environ.get("RANK", 0)):
+            return 2  # rank 0 says the same
         parser.error(re.sub(r"^(\w+)=", lambda m: f"--{m[1].replace('_', '-')} ", text))
 
 

@@ -1,0 +1,96 @@
+"""Several processes train one model: what they tell each other. Started by torchrun, which numbers them.
+
+Every process (rank) has its own copy of the model and, of each step, its own batch; gradients are averaged
+over all, so the copies stay the same. One process alone needs none of this: every function here then does
+nothing, and `translation.train` is one script for both. Source: Li et al. 2020 (PyTorch Distributed).
+"""
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+
+def rank() -> int:
+    """This process's number: 0 writes the files and prints."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def own_device(device: torch.device) -> torch.device:
+    """ "cuda" -> this process's GPU, of those of its machine. ValueError where it has no GPU of its own."""
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if device.type != "cuda" or "LOCAL_RANK" not in os.environ:
+        return device
+    if local >= torch.cuda.device_count():
+        raise ValueError(
+            f"torchrun --nproc-per-node: every process needs a GPU, and this machine has "
+            f"{torch.cuda.device_count()}"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[None]:
+    """Within: the processes that torchrun started know each other. Waits at the start for all of them."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    # Rank 0 validates and translates alone while the others wait: longer than the usual limit of minutes.
+    dist.init_process_group(backend, timeout=datetime.timedelta(hours=2))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def parallel(model: torch.nn.Module) -> torch.nn.Module:
+    """The model to call in training, so that `backward` averages gradients; its weights stay `model`'s."""
+    if world_size() == 1:
+        return model
+    gpu = next(model.parameters()).device
+    return DistributedDataParallel(
+        model, device_ids=[gpu.index] if gpu.type == "cuda" else None, broadcast_buffers=False
+    )
+
+
+def summed(values: Tensor) -> Tensor:
+    """The sum of all processes' tensors, in every process."""
+    if world_size() > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def any_of(flag: bool) -> bool:
+    """Whether the flag is set in any process."""
+    return bool(summed(torch.tensor(int(flag))))
+
+
+def from_first(value: Any) -> Any:
+    """Rank 0's value, any that pickles, in every process; the others wait for it."""
+    if world_size() > 1:
+        box = [value]
+        dist.broadcast_object_list(box)
+        value = box[0]
+    return value
+
+
+def from_all(value: Any) -> list:
+    """All processes' values, ordered by rank, in every process."""
+    if world_size() == 1:
+        return [value]
+    values = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
