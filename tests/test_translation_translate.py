@@ -18,7 +18,10 @@ from test_translation_train import TINY
 import translation.evaluate as evaluate
 import translation.train as tt
 import translation.translate as translate_script
-from translation.decode import translate_lines
+from model import Transformer
+from train import EOS_ID
+from translation.data import LangPairDataset, Tokenizer, collate
+from translation.decode import beam_search, translate_lines
 from translation.prepare import load_split
 from translation.translate import translate
 
@@ -163,7 +166,7 @@ def test_a_sentence_too_long_is_read_from_its_start_and_named(run, capsys):
 
 def test_as_a_program_from_another_folder(run, lines, tmp_path):
     """Output to a pipe in a locale without umlauts is UTF-8 all the same."""
-    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import translation.translate as t; sys.exit(t.main())"
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom translation.translate import main; main()"
     options = ["--checkpoint", str(run), "--device", "cpu"]
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning", "-c", start, *options],
@@ -172,6 +175,23 @@ def test_as_a_program_from_another_folder(run, lines, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().splitlines() == translate(lines[:3], run, device="cpu")
+
+
+def test_after_learning_twenty_pairs_by_heart_every_output_ends_with_eos():
+    """B20: the labels teach <eos> after the last piece of every row, short or long, and nothing after it."""
+    src, tgt = (side[:20] for side in load_split(None, "train"))
+    tokenizer = Tokenizer.train([*src, *tgt], 500)
+    data = LangPairDataset(src, tgt, tokenizer)
+    torch.manual_seed(0)
+    model = Transformer(*[tokenizer.vocab_size] * 2, d_model=64, num_heads=4, dff=128, num_layers=1,
+                        max_len=130, dropout=0.0, norm_first=False, share_embeddings=True)  # fmt: skip
+    optimizer, scheduler = tt.make_optimizer(model, warmup=40, factor=0.5)
+    batch = collate([data[i] for i in range(20)])
+    for _ in range(150):
+        tt.train_step(model, optimizer, scheduler, batch, "fp32", 0.1, 1.0)
+    found = beam_search(model, batch["src"], beam=1)
+    assert all(hypothesis.ids[-1] == EOS_ID for hypothesis in found)
+    assert [tokenizer.decode(hypothesis.ids) for hypothesis in found] == tgt
 
 
 # ------------------------------------------------------------------------------------------------- evaluate

@@ -337,7 +337,8 @@ def build_parser() -> ArgumentParser:
     add("--activation", choices=ACTIVATION, default="relu", help="of the feed-forward part")
     add("--share-embeddings", action=argparse.BooleanOptionalAction, default=True,
         help="source, target and output matrix are one")  # fmt: skip
-    add("--attention", choices=ATTENTION, default="sdpa", help="same result; sdpa: PyTorch's fused kernel")
+    add("--attention", choices=("auto", *ATTENTION), default="auto", help="same result; sdpa: PyTorch's fused"
+        " kernel; auto: that on a GPU, manual on the CPU, where it trains faster")  # fmt: skip
     add("--vocab-size", type=integer(1, 1_000_000), help="subword pieces, at most")
     add("--max-length", type=integer(1), default=MAX_LENGTH, help="drop pairs with more pieces on a side")
     add("--max-tokens", type=integer(1), help="of one side of a batch, padding counted")
@@ -435,7 +436,9 @@ class Run:
         )
         torch.manual_seed(args.seed)
         options = {name: getattr(args, name) for name in MODEL_OPTIONS}
-        options |= dict(norm_first=args.norm == "pre", attention=args.attention, max_len=args.max_length + 2)
+        by_device = {"cuda": "sdpa"}.get(self.device.type, "manual")
+        attention = by_device if args.attention == "auto" else args.attention
+        options |= dict(norm_first=args.norm == "pre", attention=attention, max_len=args.max_length + 2)
         vocab = self.tokenizer.vocab_size
         self.model = Transformer(vocab, vocab, **options).to(self.device)
         self.parallel = parallel(self.model)
