@@ -93,6 +93,16 @@ def test_links_pictures_and_tests_exist():
         assert f"def {guard}(" in pitfalls
 
 
+def test_tests_named_in_the_table_of_cases_exist():
+    table = (ROOT / "docs" / "cases.md").read_text(encoding="utf-8")
+    code = "".join(
+        path.read_text(encoding="utf-8") for path in [ROOT / "test_model.py", *ROOT.glob("tests/*.py")]
+    )
+    for line in table.splitlines()[6:]:
+        named = re.findall(r"`(test_\w+)`", line)
+        assert named and all(f"def {name}(" in code for name in named), line
+
+
 def test_ci_uses_the_two_commands_of_the_readme():
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "pip install -r requirements.txt" in README and "pip install --quiet -r requirements.txt" in ci

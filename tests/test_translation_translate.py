@@ -245,6 +245,19 @@ def test_references_are_not_seen_while_decoding(run, capsys, tmp_path, monkeypat
 # --------------------------------------------------------------------------------------------------- errors
 
 
+def test_without_sacrebleu_it_says_what_to_install(run, capsys, monkeypatch):
+    """Scoring ends before the decoding begins; translating needs no sacrebleu."""
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    monkeypatch.setattr(evaluate, "translate_lines", lambda *a: pytest.fail("decoded in vain"))
+    with pytest.raises(SystemExit) as end:
+        evaluate.main(["--checkpoint", str(run), "--device", "cpu", "--sample", "--split", "test"])
+    assert end.value.code == 2
+    assert (
+        "sacrebleu is not installed: pip install -r translation/requirements.txt" in capsys.readouterr().err
+    )
+    assert command(run, "Ein Hund.") == 0
+
+
 @pytest.mark.parametrize(
     "argv, text",
     [
