@@ -1,0 +1,268 @@
+"""What the exercises share: what a variant is, how it is trained and scored, and where its result goes.
+
+A variant is the recipe of train.py with one thing changed. Every variant sees the same strings and starts its
+training with the same state of the random generator, the one that train.py has at that point.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import train
+from model import PAD_ID, TokenAndPosition, Transformer, sinusoidal_position_encoding
+from train import (
+    BOS_ID,
+    EOS_ID,
+    MAX_LEN,
+    MIN_LEN,
+    NUM_OFFSET,
+    RECIPES,
+    drop_seen,
+    evaluating,
+    exact_rows,
+    greedy_decode,
+    make_dataset,
+    make_model,
+    make_optimizer,
+    replacing,
+    teacher_forcing,
+    train_epoch,
+)
+
+LONGEST = 24  # digits in the longest string that is ever scored; training stops at 12
+ROOM = LONGEST + 2  # rows of a position table for it
+PER_LENGTH = 250  # strings of each length that training never had
+SECONDS = "seconds.csv"
+
+
+class Variant(NamedTuple):
+    """The recipe with one thing changed: the model, the run's options, or what is asked of it."""
+
+    name: str  # of its result files
+    label: str  # what was changed, for pictures and tables
+    model: Callable[[dict], nn.Module] = make_model  # run -> model
+    change: Callable[[dict], dict] = lambda run: {}  # run -> the options that differ
+    answer: Callable[[Tensor, Tensor], Tensor] = lambda src, tgt: tgt  # src, reversed tgt -> tgt
+    published: str = ""  # exact match in the chapter
+    slower: float = 1.0  # time of an update, as a multiple of the recipe's
+
+
+class Exercise(NamedTuple):
+    """An exercise or question: variants to train, and what else to measure on the trained models.
+
+    `measure(load, run)` gives a dict for the JSON; load(variant) is the trained model of that run's recipe
+    and seed. `table(measured)` gives its rows for people, `draw(results, measured, path)` a picture: results
+    are label -> recipe -> one per seed, measured is recipe -> one per seed.
+    """
+
+    title: str
+    variants: tuple[Variant, ...] = ()
+    measure: Callable[..., dict] | None = None
+    table: Callable[[dict], list[list]] | None = None
+    draw: Callable | None = None
+    summary: bool = True  # whether the variants get a picture of exact match by epoch
+
+
+RECIPE = Variant("recipe", "recipe", published="0.964 after 5, 0.996 after 10")
+
+
+# ----------------------------------------------------------------------------------- models and strings
+
+
+def model_with(run: dict, **options) -> Transformer:
+    """The model of train.py with other arguments for `Transformer`, from the same seed."""
+    settings = make_model(run).settings
+    torch.manual_seed(run["seed"])
+    return Transformer(**settings | options)
+
+
+def embeddings(model: nn.Module) -> list[TokenAndPosition]:
+    """Source side, then target side."""
+    return [module for module in model.modules() if isinstance(module, TokenAndPosition)]
+
+
+def lengthen(model: nn.Module) -> None:
+    """Compute the sinusoidal tables up to ROOM rows, so that longer strings than in training can be tried."""
+    for embed in embeddings(model):
+        if embed.position.size(0) < ROOM:
+            embed.position = sinusoidal_position_encoding(ROOM, embed.position.size(1))
+    model.settings["max_len"] = max(model.settings["max_len"], ROOM)
+
+
+def strings_of_length(length: int, count: int) -> tuple[Tensor, Tensor]:
+    """`count` random strings, all of this length -> src [count, length + 1], tgt [count, length + 2]."""
+    digits = torch.randint(10, (count, length), generator=torch.Generator().manual_seed(length)) + NUM_OFFSET
+    bos, eos = (torch.full((count, 1), token) for token in (BOS_ID, EOS_ID))
+    return torch.cat([digits, eos], 1), torch.cat([bos, digits.flip(1), eos], 1)
+
+
+class Data(NamedTuple):
+    """Pairs of src and tgt [n, SEQ_LEN]: to train on, to score after each epoch, to score at the end."""
+
+    train: tuple[Tensor, Tensor]
+    val: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+
+def make_data(variant: Variant, run: dict) -> Data:
+    """The strings of train.py, with the answers that this variant is to learn."""
+    src, tgt = make_dataset(run["samples"], train.TRAIN_SEED, run["extra_long"])
+    val = [ids[: train.VAL_SCORED] for ids in drop_seen(*make_dataset(train.VAL_DRAWN, train.VAL_SEED), src)]
+    test = drop_seen(*make_dataset(2 * train.TEST_SIZE, train.TEST_SEED), src)
+    test = [ids[: train.TEST_SIZE] for ids in test]
+    return Data(*((src, variant.answer(src, tgt)) for src, tgt in ((src, tgt), val, test)))
+
+
+# ----------------------------------------------------------------------------------------------- scoring
+
+
+def forced_tokens(model: nn.Module, src: Tensor, tgt: Tensor, tgt_in: Tensor | None = None) -> Tensor:
+    """Under teacher forcing: src [n, Ls], tgt [n, L] -> ids [n, L-1], the likeliest token at each position.
+
+    The decoder reads `tgt_in` [n, L-1], by default the right prefix. PAD and BOS are never said.
+    """
+    tgt_in = teacher_forcing(tgt)[0] if tgt_in is None else tgt_in
+    with evaluating(model):
+        logits = torch.cat([model(*part) for part in zip(src.split(500), tgt_in.split(500), strict=True)])
+    return logits[..., BOS_ID + 1 :].argmax(-1) + BOS_ID + 1
+
+
+def free_tokens(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+    """Free-running: src [n, Ls], tgt [n, L] -> ids [n, L-1], greedy output, PAD after <eos>."""
+    length = tgt.size(1) - 1
+    outputs = [greedy_decode(model, part, max_len=length) for part in src.split(500)]
+    return torch.cat([F.pad(ids, (0, length - ids.size(1)), value=PAD_ID) for ids in outputs])
+
+
+def token_accuracy(ids: Tensor, tgt: Tensor) -> float:
+    """ids [n, L-1] against tgt [n, L]: the share of right ones among the real tokens."""
+    gold = teacher_forcing(tgt)[1]
+    return (ids == gold)[gold != PAD_ID].float().mean().item()
+
+
+def share(right: Tensor) -> float:
+    """bool of any shape -> the share that is True."""
+    return right.float().mean().item()
+
+
+def final_scores(variant: Variant, model: nn.Module, test: tuple[Tensor, Tensor]) -> dict:
+    """Exact match on the unseen strings, in all and by length, and on longer strings than in training."""
+    right, length = exact_rows(model, *test), (test[0] >= NUM_OFFSET).sum(1)
+    seen = {n: share(right[length == n]) for n in range(MIN_LEN, MAX_LEN + 1) if (length == n).any()}
+    longer = {}
+    for n in range(MAX_LEN + 1, LONGEST + 1):
+        src, tgt = strings_of_length(n, PER_LENGTH)
+        longer[n] = share(exact_rows(model, src, variant.answer(src, tgt)))
+    return dict(exact_match=share(right), by_length=seen, longer=longer)
+
+
+# -------------------------------------------------------------------------------------------- result files
+
+
+def run_of(variant: Variant, recipe: str, seed: int, epochs: int | None = None) -> dict:
+    """The options of one training run: the recipe, and what the variant changes."""
+    run = RECIPES[recipe] | dict(recipe=recipe, seed=seed)
+    if epochs is not None:
+        run["epochs"] = epochs
+    return run | variant.change(run)
+
+
+def result_path(folder: Path, name: str, run: dict) -> Path:
+    return folder / f"{name}.{run['recipe']}.{run['seed']}.json"
+
+
+def measured_path(folder: Path, name: str, run: dict) -> Path:
+    return result_path(folder, f"{name}-measured", run)
+
+
+def plain(value):
+    """The same without what JSON has no word for: a loss that is not a number becomes null."""
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, document: dict) -> None:
+    with replacing(path) as file:
+        file.write((json.dumps(plain(document), indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def note_seconds(folder: Path, stem: str, seconds: float) -> None:
+    """Add a line to seconds.csv. Times are kept there alone: the JSON files stay the same from run to run."""
+    path = folder / SECONDS
+    line = f"{stem},{seconds:.1f},{torch.get_num_threads()},{torch.__version__}\n"
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line if file.tell() else "result,seconds,threads,torch\n" + line)
+
+
+def read_seconds(folder: Path) -> dict[str, float]:
+    """-> name of a result -> seconds of its latest run."""
+    path = folder / SECONDS
+    lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
+    return {stem: float(seconds) for stem, seconds, *_ in (line.split(",") for line in lines)}
+
+
+# ----------------------------------------------------------------------------------------------- training
+
+
+def train_variant(
+    variant: Variant, run: dict, folder: Path, again: bool = False, say: Callable = lambda text: None
+) -> nn.Module:
+    """Train, or go on from the last whole epoch, or only load; write the result if there is none.
+
+    -> the trained model, with room for strings of LONGEST digits. `again`: from the start, and write anew.
+    The .pt file beside the result has what is needed to go on. CheckpointError when it is of another run.
+    """
+    path = result_path(folder, variant.name, run)
+    checkpoint = path.with_suffix(".pt")
+    if again:
+        checkpoint.unlink(missing_ok=True)
+    data = make_data(variant, run)
+    make_model(run)
+    state = torch.get_rng_state()  # as train.py has it when its training starts
+    model = variant.model(run)
+    torch.set_rng_state(state)
+    optimizer, scheduler = make_optimizer(model, run)
+    epoch, history = 0, []
+    if checkpoint.exists():
+        saved = train.load_checkpoint(checkpoint)
+        if saved["run"] != run:
+            raise train.CheckpointError(
+                f"{checkpoint.name} is of a run with other options: --again starts anew"
+            )
+        epoch, history = train.restore(saved, model, optimizer, scheduler)
+    while epoch < run["epochs"]:
+        start, label = time.perf_counter(), f"{path.stem}, epoch {epoch + 1}/{run['epochs']}, "
+        state = model, optimizer, scheduler, *data.train
+        loss, token_acc = train_epoch(*state, run["batch_size"], "fp32", run["smoothing"], label)
+        epoch += 1
+        row = dict(epoch=epoch, loss=loss, token_acc=token_acc)
+        row["val_token_acc"] = token_accuracy(forced_tokens(model, *data.val), data.val[1])
+        row["val_exact_match"] = share(exact_rows(model, *data.val))
+        row |= dict(lr=scheduler.get_last_lr()[0], seconds=time.perf_counter() - start)
+        history = [*history, row]
+        train.save_checkpoint(checkpoint, model, optimizer, scheduler, epoch, history, run)
+        say("  epoch {epoch:2}  loss {loss:.4f}  val_exact_match {val_exact_match:.3f}".format(**row))
+    settings, start = dict(model.settings), time.perf_counter()
+    lengthen(model)
+    if again or not path.exists():
+        document = dict(variant=variant.name, run=run, model=settings)
+        document["parameters"] = sum(p.numel() for p in model.parameters())
+        document["history"] = [{k: v for k, v in row.items() if k != "seconds"} for row in history]
+        write_json(path, document | final_scores(variant, model, data.test))
+        seconds = sum(row["seconds"] for row in history) + time.perf_counter() - start
+        note_seconds(folder, path.stem, seconds)
+    return model

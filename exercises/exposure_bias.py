@@ -1,0 +1,130 @@
+"""Question 3: token accuracy under teacher forcing against exact match; and what a spoiled prefix does.
+
+Exact match cannot tell the two apart: a free-running answer is right exactly when every token is right after
+the right prefix. What can is the accuracy of single tokens, forced and free-running. A model stopped early
+makes enough mistakes to compare.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from exercises.common import (
+    RECIPE,
+    Exercise,
+    Variant,
+    forced_tokens,
+    free_tokens,
+    share,
+    strings_of_length,
+    token_accuracy,
+)
+from exercises.pictures import STYLES, prefer
+from train import MAX_LEN, MIN_LEN, NUM_OFFSET
+from viz import new_figure
+
+STRINGS = 500  # of each length
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+PLACE = 4  # of the single spoiled digit, counted from 1
+
+
+def stopped_early(run: dict) -> dict:
+    """A fifth of the chapter's epochs, or half of a one-epoch run's strings."""
+    return dict(epochs=run["epochs"] // 5 or 1) if run["epochs"] > 1 else dict(samples=run["samples"] // 2)
+
+
+EARLY = Variant("early", "stopped early", change=stopped_early)
+
+
+def by_length(model: nn.Module, length: int) -> dict:
+    """Accuracy of tokens, forced and free, and of whole answers, on strings of one length."""
+    src, tgt = strings_of_length(length, STRINGS)
+    forced, free = forced_tokens(model, src, tgt), free_tokens(model, src, tgt)
+    gold, accuracy = tgt[:, 1:], token_accuracy(forced, tgt)
+    return dict(
+        forced=accuracy,
+        free=token_accuracy(free, tgt),
+        exact_match=share((free == gold).all(1)),
+        forced_all_right=share((forced == gold).all(1)),
+        if_independent=accuracy ** (length + 1),  # what exact match were if mistakes fell at random
+    )
+
+
+def spoil(tgt_in: Tensor, where: Tensor) -> Tensor:
+    """tgt_in [n, L] with another digit than the right one at the places `where` [n, L], never at <bos>."""
+    generator = torch.Generator().manual_seed(0)
+    shift = torch.randint(1, 10, tgt_in.shape, generator=generator)
+    other = (tgt_in - NUM_OFFSET + shift) % 10 + NUM_OFFSET
+    return tgt_in.where(~where | (tgt_in < NUM_OFFSET), other)
+
+
+def spoiled(model: nn.Module) -> dict:
+    """Token accuracy on strings of 12 digits after a prefix with wrong digits in it.
+
+    `shares`: that share of all its digits is wrong. `one`: the digit at PLACE alone is; accuracy by place.
+    """
+    src, tgt = strings_of_length(MAX_LEN, STRINGS)
+    tgt_in, gold = tgt[:, :-1], tgt[:, 1:]
+    chance = torch.rand(tgt_in.shape, generator=torch.Generator().manual_seed(1))
+    shares = []
+    for wrong in SHARES:
+        said = forced_tokens(model, src, tgt, spoil(tgt_in, chance < wrong))
+        shares.append(dict(share=wrong, accuracy=share(said == gold)))
+    one = torch.zeros_like(tgt_in, dtype=torch.bool)
+    one[:, PLACE] = True
+    said = forced_tokens(model, src, tgt, spoil(tgt_in, one))
+    return dict(shares=shares, one=(said == gold).float().mean(0).tolist())
+
+
+def measure(load, run: dict) -> dict:
+    measured = {}
+    for variant in EXERCISE.variants:
+        model = load(variant)
+        lengths = {str(n): by_length(model, n) for n in range(MIN_LEN, MAX_LEN + 1)}
+        measured[variant.name] = dict(lengths=lengths, spoiled=spoiled(model))
+    return measured
+
+
+def table(measured: dict) -> list[list]:
+    rows = [["model", "length", "token, forced", "token, free", "exact", "all forced right", "if random"]]
+    for name, found in measured.items():
+        rows += [[name, length, *values.values()] for length, values in found["lengths"].items()]
+    rows.append(["model", "prefix spoiled", *SHARES])
+    for name, found in measured.items():
+        rows.append([name, "accuracy", *(row["accuracy"] for row in found["spoiled"]["shares"])])
+    rows.append(["model", f"digit {PLACE} wrong; place", *range(1, MAX_LEN + 1), "<eos>"])
+    for name, found in measured.items():
+        rows.append([name, "accuracy", *found["spoiled"]["one"]])
+    return rows
+
+
+def draw(results: dict, measured: dict, path) -> None:
+    figure = new_figure(10.0, 4.0)
+    left, right = figure.subplots(1, 2)
+    found = prefer(measured)
+    for name, colour in (("recipe", "C0"), ("early", "C1")):
+        lengths = [int(n) for n in found[name]["lengths"]]
+        for (what, label), style in zip(
+            (("forced", "token, forced"), ("free", "token, free"), ("exact_match", "exact match")),
+            STYLES,
+            strict=False,
+        ):
+            values = [row[what] for row in found[name]["lengths"].values()]
+            left.plot(lengths, values, label=f"{name}: {label}", **style | dict(color=colour))
+        shares = found[name]["spoiled"]["shares"]
+        style = STYLES[0 if name == "recipe" else 1] | dict(color=colour)
+        right.plot([row["share"] for row in shares], [row["accuracy"] for row in shares], label=name, **style)
+    left.set(xlabel="digits", ylabel="share right", ylim=(0, 1.04), title="By length")
+    left.legend(fontsize=8)
+    right.set(xlabel="share of the prefix's digits that are wrong", ylabel="token accuracy", ylim=(0, 1.04))
+    right.set_title("After a spoiled prefix, 12 digits")
+    right.legend()
+    figure.savefig(path, dpi=150)
+
+
+EXERCISE = Exercise(
+    "Question 3: exposure bias",
+    (RECIPE, EARLY),
+    measure=measure,
+    table=table,
+    draw=draw,
+)

@@ -1,0 +1,365 @@
+"""The chapter's exercises and questions: train what is missing, measure, draw. Finished ones are only drawn.
+
+Run from the project's folder: `python -m exercises.run heads`, or `--list`, `--all`, `--table`.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from exercises import (
+    causal_cross,
+    dot_products,
+    exposure_bias,
+    heads,
+    initialisation,
+    length_generalisation,
+    norm,
+    positions,
+    sorting,
+    swiglu,
+    timing,
+    torch_stacks,
+)
+from exercises.common import (
+    RECIPE,
+    Exercise,
+    Variant,
+    measured_path,
+    read_json,
+    read_seconds,
+    result_path,
+    run_of,
+    train_variant,
+    write_json,
+)
+from exercises.pictures import WHAT, draw_summary
+from train import RECIPES, ArgumentParser, CheckpointError, integer, run_script, say
+
+EXERCISES: dict[str, Exercise] = {
+    "initialisation": initialisation.EXERCISE,
+    "positions": positions.EXERCISE,
+    "heads": heads.EXERCISE,
+    "norm": norm.EXERCISE,
+    "sorting": sorting.EXERCISE,
+    "swiglu": swiglu.EXERCISE,
+    "torch_stacks": torch_stacks.EXERCISE,
+    "timing": timing.EXERCISE,
+    "causal_cross": causal_cross.EXERCISE,
+    "exposure_bias": exposure_bias.EXERCISE,
+    "dot_products": dot_products.EXERCISE,
+    "length_generalisation": length_generalisation.EXERCISE,
+}
+SEEDS = {"chapter": [0], "fast": [0, 1, 2]}
+SCORING = 120  # scoring a finished run takes as long as about so many updates
+HERE = Path(__file__).resolve().parent
+RESULTS, PICTURES = HERE / "results", HERE.parent / "assets"
+
+
+# -------------------------------------------------------------------------------------------- what to run
+
+
+class Job(NamedTuple):
+    """One training run; `cost` in updates of the recipe's model."""
+
+    variant: Variant
+    run: dict
+
+    @property
+    def updates(self) -> int:
+        return self.run["epochs"] * (self.run["samples"] // self.run["batch_size"])
+
+    @property
+    def cost(self) -> float:
+        return (self.updates + SCORING) * self.variant.slower
+
+    def path(self, folder: Path) -> Path:
+        return result_path(folder, self.variant.name, self.run)
+
+
+def seeds_of(args: argparse.Namespace) -> list[tuple[str, int]]:
+    """Recipes and seeds asked for, the fast recipe first."""
+    recipes = ["fast", "chapter"] if args.recipe == "both" else [args.recipe]
+    return [(recipe, seed) for recipe in recipes for seed in args.seeds or SEEDS[recipe]]
+
+
+def jobs_of(args: argparse.Namespace, name: str) -> list[Job]:
+    """The training runs of one exercise: every variant with every recipe and seed asked for."""
+    return [
+        Job(variant, run_of(variant, recipe, seed, args.epochs))
+        for recipe, seed in seeds_of(args)
+        for variant in EXERCISES[name].variants
+    ]
+
+
+def all_jobs(args: argparse.Namespace) -> list[Job]:
+    """Those of all exercises asked for, each once, the cheapest first."""
+    jobs = {job.path(args.results): job for name in args.names for job in jobs_of(args, name)}
+    return sorted(jobs.values(), key=lambda job: job.cost)
+
+
+def check_results(args: argparse.Namespace, jobs: list[Job]) -> None:
+    """ValueError when a result that is there was made with other options than those asked for."""
+    for job in [] if args.again else jobs:
+        path = job.path(args.results)
+        made = read_json(path)["run"] if path.exists() else job.run
+        for name in sorted(job.run.keys() | made.keys()):
+            if made.get(name) != job.run.get(name):
+                option = "--epochs" if name == "epochs" else f"{name} of the recipe,"
+                raise ValueError(
+                    f"{option} {job.run.get(name)}: {path.name} was made with {made.get(name)}; "
+                    "use --again, or another folder as --results"
+                )
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def run_all(args: argparse.Namespace, jobs: list[Job]) -> None:
+    """Train what is missing, cheapest first; measure and draw an exercise as soon as its last run is there.
+
+    The time left is reckoned from this session's pace so far.
+    """
+    todo = [job for job in jobs if args.again or not job.path(args.results).exists()]
+    say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are there already; {torch.get_num_threads()} threads")
+    waiting = {name: {job.path(args.results) for job in jobs_of(args, name)} for name in args.names}
+    missing = {job.path(args.results) for job in todo}
+    measured_on = {v.name for exercise in EXERCISES.values() if exercise.measure for v in exercise.variants}
+    start, done, total = time.perf_counter(), 0.0, sum(job.cost for job in todo)
+    finish_those_complete(args, waiting, missing)
+    for number, job in enumerate(todo, start=1):
+        path, spent = job.path(args.results), time.perf_counter() - start
+        left = f"; about {minutes(spent / done * (total - done))} left in all" if done else ""
+        say(f"[{number}/{len(todo)}] {path.stem}: {job.updates:,} updates{left}")
+        train_variant(job.variant, job.run, args.results, args.again, say)
+        say(f"  exact match on unseen strings {read_json(path)['exact_match']:.4f}")
+        if job.variant.name not in measured_on:  # nothing will want its weights
+            path.with_suffix(".pt").unlink(missing_ok=True)
+        done += job.cost
+        missing.remove(path)
+        finish_those_complete(args, waiting, missing)
+
+
+def finish_those_complete(args: argparse.Namespace, waiting: dict[str, set], missing: set) -> None:
+    """Measure and draw the exercises that wait for none of the missing runs; they then wait no more."""
+    for name in [name for name, paths in waiting.items() if not paths & missing]:
+        del waiting[name]
+        measure(args, name)
+        draw(args, name)
+
+
+def measure(args: argparse.Namespace, name: str) -> None:
+    """What the exercise measures on its trained models, one JSON per recipe and seed."""
+    exercise = EXERCISES[name]
+    if exercise.measure is None:
+        return
+    if not exercise.variants:  # no training: once, for no recipe
+        path = args.results / f"{name}-measured.json"
+        if args.again or not path.exists():
+            say(f"{name}: measuring")
+            write_json(path, exercise.measure())
+        return
+    for recipe, seed in seeds_of(args):
+        run = run_of(RECIPE, recipe, seed, args.epochs)
+        path = measured_path(args.results, name, run)
+        if args.again or not path.exists():
+            say(f"{name}: measuring, {recipe} recipe, seed {seed}")
+
+            def load(variant: Variant, recipe: str = recipe, seed: int = seed):
+                return train_variant(variant, run_of(variant, recipe, seed, args.epochs), args.results)
+
+            write_json(path, exercise.measure(load, run))
+
+
+# --------------------------------------------------------------------------------------- results and pictures
+
+
+def results_of(folder: Path, name: str) -> dict[str, dict[str, list[dict]]]:
+    """-> label of a variant -> recipe -> its results that are there, by seed."""
+    results = {}
+    for variant in EXERCISES[name].variants:
+        found = {recipe: read_seeds(folder, variant.name, recipe) for recipe in RECIPES}
+        results[variant.label] = {recipe: seeds for recipe, seeds in found.items() if seeds}
+    return results
+
+
+def measured_of(folder: Path, name: str) -> dict[str, list[dict]]:
+    """-> recipe -> measurements that are there, by seed; recipe "" where nothing is trained."""
+    once = folder / f"{name}-measured.json"
+    found = {recipe: read_seeds(folder, f"{name}-measured", recipe) for recipe in RECIPES}
+    found[""] = [read_json(once)] if once.exists() else []
+    return {recipe: seeds for recipe, seeds in found.items() if seeds}
+
+
+def read_seeds(folder: Path, name: str, recipe: str) -> list[dict]:
+    paths = folder.glob(f"{name}.{recipe}.*.json")
+    return [read_json(path) for path in sorted(paths, key=lambda path: int(path.stem.rpartition(".")[2]))]
+
+
+def draw(args: argparse.Namespace, name: str) -> None:
+    """The pictures of an exercise from whatever results are there."""
+    exercise, results = EXERCISES[name], results_of(args.results, name)
+    if exercise.summary and any(results.values()):
+        path = args.pictures / f"exercise_{name}.png"
+        draw_summary(results, exercise.title, path)
+        say(f"{name}: drew {path.name}")
+    measured = measured_of(args.results, name)
+    if exercise.draw and (measured or (exercise.measure is None and any(results.values()))):
+        path = args.pictures / f"exercise_{name}_detail.png"
+        exercise.draw(results, measured, path)
+        say(f"{name}: drew {path.name}")
+
+
+def cell(value) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def say_rows(rows: list[list]) -> None:
+    """Print a Markdown table. A row that begins as the head does is the head of a new one."""
+    for number, row in enumerate(rows):
+        head = row[0] == rows[0][0]
+        if head and number:
+            say("")
+        say(f"| {' | '.join(cell(value) for value in row)} |")
+        if head:
+            say("|" + "---|" * len(row))
+
+
+def variant_row(variant: Variant, found: dict[str, list[dict]], seconds: dict[str, float]) -> list:
+    """The published figure; the chapter's recipe, seed 0, epoch by epoch; the fast recipe, all seeds."""
+    row: list = [variant.label, variant.published]
+    chapter = found.get("chapter", [])
+    if chapter:
+        history, first = [line["val_exact_match"] for line in chapter[0]["history"]], chapter[0]
+        row += [history[4] if len(history) > 4 else None, history[-1], max(history), first["exact_match"]]
+        row.append(longer(first))
+        stem = f"{variant.name}.chapter.{first['run']['seed']}"
+        row += [first["history"][0]["token_acc"], minutes(seconds[stem]) if stem in seconds else None]
+    else:
+        row += ["not run yet"] + [None] * 6
+    fast = [result["exact_match"] for result in found.get("fast", [])]
+    if fast:
+        mean = sum(fast) / len(fast)
+        row.append(f"{mean:.4f} ({min(fast):.4f} to {max(fast):.4f}, {len(fast)} seeds)")
+        row.append(sum(map(longer, found["fast"])) / len(fast))
+    else:
+        row += ["not run yet", None]
+    return row
+
+
+def longer(result: dict) -> float:
+    """Exact match on strings longer than in training, mean of their lengths."""
+    return sum(result["longer"].values()) / len(result["longer"])
+
+
+def say_tables(args: argparse.Namespace) -> None:
+    """Print every figure of the results as Markdown, for the README."""
+    seconds = read_seconds(args.results)
+    for name in args.names:
+        exercise, results = EXERCISES[name], results_of(args.results, name)
+        say(f"\n## {exercise.title} (`{name}`)\n")
+        if exercise.variants:
+            rows = [["", "published", "epoch 5", "last epoch", "best epoch", "unseen strings"]]
+            rows[0] += ["13 to 24 digits", "token accuracy, epoch 1", "time"]
+            rows[0] += ["fast recipe, unseen: mean (lowest to highest)", "13 to 24 digits"]
+            rows += [variant_row(v, results[v.label], seconds) for v in exercise.variants]
+            say_rows(rows)
+        for recipe, seeds in measured_of(args.results, name).items():
+            for number, measured in enumerate(seeds):
+                say(f"\n{WHAT[recipe]}, result {number + 1} of {len(seeds)}:\n" if recipe else "")
+                say_rows(exercise.table(measured))
+
+
+def say_list(args: argparse.Namespace) -> None:
+    """Print every exercise with its variants and how many of its runs are there."""
+    for name in args.names:
+        exercise, jobs = EXERCISES[name], jobs_of(args, name)
+        there = sum(job.path(args.results).exists() for job in jobs)
+        if not jobs:
+            there, jobs = len(measured_of(args.results, name)), [None]
+        say(f"{name:22} {there:2}/{len(jobs):2} runs  {exercise.title}")
+        for variant in exercise.variants:
+            say(f"{'':22}   {variant.name}: {variant.label}")
+
+
+# ------------------------------------------------------------------------------------------- command line
+
+
+def seed_list(text: str) -> list[int]:
+    """An argparse type: "0,1,2" -> [0, 1, 2]."""
+    return sorted({integer(0, 2**32 - 1)(part) for part in text.split(",")})
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="exercises.run", description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help=f"one or more of {', '.join(EXERCISES)}")
+    add("--all", action="store_true", help="every exercise and question")
+    add("--list", action="store_true", help="show them, and how far each is")
+    add("--table", action="store_true", help="print the results as Markdown")
+    add("--recipe", choices=(*RECIPES, "both"), default="both", help="how to train")
+    add("--seeds", type=seed_list, help="such as 0,1,2; else 0 for chapter and 0,1,2 for fast")
+    add("--epochs", type=integer(1), help="other than the recipe's, for a quick look")
+    add("--again", action="store_true", help="run what is finished once more")
+    add("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    add("--pictures", type=Path, default=PICTURES, help="folder of the pictures")
+    return parser
+
+
+def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, list[Job]]:
+    """-> options and runs, cheapest first. Ends the program on anything unusable."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    try:
+        for name in args.names:
+            if name not in EXERCISES:
+                raise ValueError(f"NAME {name}: must be one of {', '.join(EXERCISES)}")
+        if args.names and args.all:
+            raise ValueError(f"--all: leave out NAME {args.names[0]}, or --all")
+        if not (args.names or args.all or args.list or args.table):
+            raise ValueError("NAME: give one or more, or --all; --list shows them")
+        args.names = list(dict.fromkeys(args.names)) or list(EXERCISES)
+        if args.results == RESULTS:
+            RESULTS.mkdir(exist_ok=True)
+        for option in ("results", "pictures"):
+            if not getattr(args, option).is_dir():
+                raise ValueError(f"--{option} {getattr(args, option)}: must be a folder that exists")
+        jobs = all_jobs(args)
+        if not (args.list or args.table):
+            check_results(args, jobs)
+    except ValueError as error:
+        parser.error(str(error))
+    return args, jobs
+
+
+def main(argv: list[str] | None = None) -> int:
+    args, jobs = parse_args(argv)
+    if args.list:
+        say_list(args)
+    elif args.table:
+        say_tables(args)
+    else:
+        torch.set_float32_matmul_precision("high")  # as train.py does
+        try:
+            run_all(args, jobs)
+        except CheckpointError as error:
+            print(f"exercises.run: error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            say("\ninterrupted: what is finished is kept, and the same command goes on")
+            return 130
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)

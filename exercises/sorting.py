@@ -1,0 +1,104 @@
+"""Exercise 5: sort the digits, smallest first, in place of reversing. What does cross-attention look at?"""
+
+import torch
+from torch import Tensor
+
+from exercises.common import RECIPE, Exercise, Variant, make_data
+from exercises.pictures import prefer
+from train import EOS_ID, MAX_LEN, NUM_OFFSET, evaluating, teacher_forcing
+from viz import DECODER_ROW, attention_maps, new_figure
+
+DEMOS = ("7309518", "5250259")  # all digits different; digits that come twice and thrice
+LOOKS = ("the digit it writes", "the digit it has just read", "a smaller digit", "a larger digit", "<eos>")
+
+
+def sorted_answer(src: Tensor, tgt: Tensor) -> Tensor:
+    """src [n, Ls], tgt [n, Ls] or [n, Ls + 1]: <bos> digits <eos> -> tgt with its digits in order."""
+    ordered = src.where(src >= NUM_OFFSET, 99).sort(1).values
+    answer, room = tgt.clone(), min(src.size(1), tgt.size(1) - 1)
+    body = tgt[:, 1 : room + 1]
+    answer[:, 1 : room + 1] = body.where(body < NUM_OFFSET, ordered[:, :room])
+    return answer
+
+
+SORT = Variant("sort", "sorting", answer=sorted_answer)
+
+
+def where_it_looks(model: torch.nn.Module, src: Tensor, tgt: Tensor) -> list[dict]:
+    """src, tgt [n, L] -> for each layer the mean cross weight on each of LOOKS, which together make 1.
+
+    Rows that write a digit only; the weights are the mean of the heads. Besides: `one_copy`, the largest
+    single weight as a share of that on all copies of the digit, where there are several; `antidiagonal`.
+    """
+    tgt_in, tgt_out = teacher_forcing(tgt)
+    with evaluating(model):
+        layers = model.attention_weights(src, tgt_in)["cross"]
+    written, read, seen = tgt_out[:, :, None], tgt_in[:, :, None], src[:, None, :]
+    digit = seen >= NUM_OFFSET
+    kinds = {LOOKS[0]: seen == written, LOOKS[1]: digit & (seen == read) & (seen != written)}
+    rest = digit & ~kinds[LOOKS[0]] & ~kinds[LOOKS[1]]
+    kinds |= {LOOKS[2]: rest & (seen < written), LOOKS[3]: rest & (seen > written), LOOKS[4]: seen == EOS_ID}
+    rows = tgt_out >= NUM_OFFSET
+    copies = kinds[LOOKS[0]].sum(-1)
+    length = (src >= NUM_OFFSET).sum(1)[:, None]
+    opposite = (length - 1 - torch.arange(tgt_out.size(1))).clamp(min=0)[:, :, None]
+    results = []
+    for weights in layers:
+        mean = weights.mean(1)  # (B, Lt, Ls)
+        found = {name: (mean * kind).sum(-1)[rows].mean().item() for name, kind in kinds.items()}
+        right = mean * kinds[LOOKS[0]]
+        several = rows & (copies > 1)
+        found["one_copy"] = (right.max(-1).values / right.sum(-1))[several].mean().item()
+        found["antidiagonal"] = mean.gather(2, opposite)[..., 0][rows].mean().item()
+        results.append(found)
+    return results
+
+
+def measure(load, run: dict) -> dict:
+    """Both models: where they look, and, for sorting, the map of the last layer on two strings."""
+    models = {variant.name: load(variant) for variant in EXERCISE.variants}
+    looks = {}
+    for variant in EXERCISE.variants:
+        looks[variant.label] = where_it_looks(models[variant.name], *make_data(variant, run).val)
+    maps = []
+    for digits in DEMOS:
+        weights, rows, columns, output = attention_maps(models["sort"], digits)
+        mean = weights[-1].mean(0).tolist()
+        maps.append(dict(digits=digits, output=output, rows=rows, columns=columns, weights=mean))
+    return dict(looks=looks, maps=maps)
+
+
+def table(measured: dict) -> list[list]:
+    names = [*LOOKS, "one_copy", "antidiagonal"]
+    rows = [["task", "layer", *names]]
+    for task, layers in measured["looks"].items():
+        rows += [[task, number, *(found[name] for name in names)] for number, found in enumerate(layers, 1)]
+    return rows
+
+
+def draw(results: dict, measured: dict, path) -> None:
+    maps = prefer(measured)["maps"]
+    figure = new_figure(10.0, 4.8)
+    for axes, one in zip(figure.subplots(1, len(maps)), maps, strict=True):
+        image = axes.imshow(one["weights"], cmap="Blues", vmin=0.0, vmax=1.0)
+        axes.set_xticks(range(len(one["columns"])), one["columns"])
+        axes.set_yticks(range(len(one["rows"])), one["rows"])
+        axes.set(
+            xlabel="source token", ylabel=DECODER_ROW, title=f"{one['digits']} → {one['output'][:MAX_LEN]}"
+        )
+        for row, values in enumerate(one["weights"]):
+            for column, value in enumerate(values):
+                colour = "white" if value > 0.6 else "black"
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, size=8)
+    figure.colorbar(image, ax=figure.axes, label="attention weight", aspect=25)
+    figure.suptitle("Sorting: cross-attention of the last layer, mean of heads", size=11)
+    figure.savefig(path, dpi=150)
+
+
+EXERCISE = Exercise(
+    "Exercise 5: sorting",
+    (RECIPE._replace(label="reversing"), SORT),
+    measure=measure,
+    table=table,
+    draw=draw,
+)

@@ -1,0 +1,93 @@
+"""Question 1: the encoder runs once, the decoder once per token. Which takes the time, as the lengths grow?
+
+A model of the chapter's sizes with random weights, which may not say <eos>; batch 8; keys and values kept.
+Times cannot be the same twice: this is the one result that another run does not reproduce.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.decode_time import endless_model
+from benchmarks.timing import compare
+from exercises.common import Exercise
+from exercises.pictures import STYLES, prefer
+from model import Transformer
+from train import BOS_ID, NUM_OFFSET, evaluating
+from viz import new_figure
+
+LENGTHS = (16, 64, 256, 1024)
+SHORT = 16  # the length of the other side
+WITHOUT_CACHE = 256  # up to here decoding is also timed with everything computed anew at each step
+BATCH, REPEATS = 8, 5
+
+
+def encode(model: Transformer, src: Tensor) -> tuple[Tensor, Tensor]:
+    with evaluating(model):
+        return model.encode(src)
+
+
+def decode(model: Transformer, memory: Tensor, src_mask: Tensor, steps: int, keep: bool = True) -> None:
+    """`steps` greedy tokens, one by one, as train.greedy_decode does it, without the encoder."""
+    tgt = torch.full((memory.size(0), 1), BOS_ID)
+    cache = {}
+    with evaluating(model):
+        for _ in range(steps):
+            new = (tgt[:, -1:], cache) if keep else (tgt, None)
+            logits, _ = model.decode(new[0], memory, src_mask, new[1])
+            tgt = torch.cat([tgt, logits[:, -1:].argmax(-1)], dim=1)
+
+
+def measure(load=None, run: dict | None = None) -> dict:
+    """-> rows of source length, target length, and median milliseconds of every contender."""
+    model = endless_model(max(*LENGTHS, SHORT), "manual", torch.device("cpu"))
+    pairs = [("source", length, SHORT) for length in LENGTHS]
+    pairs += [("target", SHORT, length) for length in LENGTHS]
+    rows = []
+    for grows, source, target in pairs:
+        generator = torch.Generator().manual_seed(0)
+        src = torch.randint(10, (BATCH, source), generator=generator) + NUM_OFFSET
+        memory = encode(model, src)
+        calls = {"encoder": partial(encode, model, src), "decoder": partial(decode, model, *memory, target)}
+        if target <= WITHOUT_CACHE:
+            calls["decoder, nothing kept"] = partial(decode, model, *memory, target, keep=False)
+        times = compare(calls, REPEATS, 1, torch.device("cpu"), f"source {source}, target {target}")
+        medians = {name: found["median_ms"] for name, found in times.items()}
+        rows.append(dict(grows=grows, source=source, target=target, ms=medians))
+    return dict(batch=BATCH, threads=torch.get_num_threads(), torch=torch.__version__, rows=rows)
+
+
+def table(measured: dict) -> list[list]:
+    names = list(measured["rows"][0]["ms"])
+    rows = [["source length", "target length", *(f"{name}, ms" for name in names)]]
+    for row in measured["rows"]:
+        rows.append([row["source"], row["target"], *(row["ms"].get(name, "") for name in names)])
+    return rows
+
+
+def draw(results: dict, measured: dict, path) -> None:
+    figure = new_figure(10.0, 4.2)
+    rows = prefer(measured)["rows"]
+    for axes, grows in zip(figure.subplots(1, 2, sharey=True), ("source", "target"), strict=True):
+        chosen = [row for row in rows if row["grows"] == grows]
+        for name, style in zip(rows[0]["ms"], STYLES, strict=False):
+            points = [(row[grows], row["ms"][name]) for row in chosen if name in row["ms"]]
+            axes.plot(*zip(*points, strict=True), label=name, **style)
+        other = "target" if grows == "source" else "source"
+        axes.set(xscale="log", yscale="log", xlabel=f"{grows} length ({other} {chosen[0][other]})")
+        axes.set_xticks([row[grows] for row in chosen], [str(row[grows]) for row in chosen], minor=False)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.axes[0].set_ylabel("ms for a batch")
+    figure.suptitle("Time of encoder and decoder by length", size=11)
+    figure.savefig(path, dpi=150)
+
+
+EXERCISE = Exercise(
+    "Question 1: time of encoder and decoder",
+    measure=measure,
+    table=table,
+    draw=draw,
+)
