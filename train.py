@@ -14,7 +14,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,6 +35,7 @@ SEQ_LEN = MAX_LEN + 2  # room for <bos> and <eos>
 D_MODEL = 128
 
 CHECKPOINT = "reverse_transformer.pt"
+CHECKPOINT_KEYS = ("epoch", "history", "model", "optimizer", "rng", "run", "scheduler", "settings")
 TRAIN_SEED, VAL_SEED, TEST_SEED = 0, 1, 2  # data seeds; --seed is for weights, dropout and shuffling
 VAL_DRAWN, VAL_SCORED = 1000, 500  # the strings scored after each epoch are the same ones every time
 TEST_SIZE = 10_000  # unseen strings for the report at the end
@@ -309,26 +310,19 @@ def save_checkpoint(path: Path, model, optimizer, scheduler, epoch: int, history
         raise CheckpointError(f"cannot be written ({error})") from None
 
 
-def load_checkpoint(path: Path) -> dict:
-    """Read a file of `save_checkpoint` into CPU memory. CheckpointError where it is none."""
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such checkpoint; run train.py first")
+def load_checkpoint(
+    path: Path | str, keys: Sequence[str] = CHECKPOINT_KEYS, script: str = "train.py"
+) -> dict:
+    """What `script` wrote, in CPU memory. CheckpointError where there is none or a key is missing."""
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path}: no such checkpoint; run {script} first")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        missing = {
-            "settings",
-            "model",
-            "optimizer",
-            "scheduler",
-            "rng",
-            "epoch",
-            "history",
-            "run",
-        } - checkpoint.keys()
+        missing = [key for key in keys if key not in checkpoint]
     except Exception:  # what torch raises for a file that is not its own varies from version to version
-        raise CheckpointError(f"{path}: not a checkpoint of train.py") from None
+        raise CheckpointError(f"{path}: not a checkpoint of {script}") from None
     if missing:
-        raise CheckpointError(f"{path}: not a checkpoint of train.py (no {', '.join(sorted(missing))})")
+        raise CheckpointError(f"{path}: not a checkpoint of {script} (no {', '.join(missing)})")
     return checkpoint
 
 

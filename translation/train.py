@@ -41,6 +41,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from model import ACTIVATION, ATTENTION, PAD_ID, Transformer
 from train import (
     ADAM,
+    CHECKPOINT_KEYS,
     ArgumentParser,
     CheckpointError,
     add_device_option,
@@ -49,6 +50,7 @@ from train import (
     device_name,
     evaluating,
     integer,
+    load_checkpoint,
     loss_sum,
     noam_lambda,
     rebuild,
@@ -245,18 +247,9 @@ def write_checkpoint(path: Path, checkpoint: dict) -> None:
         raise CheckpointError(f"{path}: cannot be written ({getattr(error, 'strerror', error)})") from None
 
 
-def read_checkpoint(path: Path | str, keys: Sequence[str] = ("settings", "model", "tokenizer")) -> dict:
-    """A checkpoint of this script, in CPU memory. CheckpointError where there is none or a key is missing."""
-    if not Path(path).is_file():
-        raise CheckpointError(f"{path}: no such checkpoint; python -m translation.train writes one")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        missing = [key for key in keys if key not in checkpoint]
-    except Exception:  # what torch raises for a file that is not its own varies from version to version
-        raise CheckpointError(f"{path}: not a checkpoint of translation.train") from None
-    if missing:
-        raise CheckpointError(f"{path}: not a checkpoint of translation.train (no {', '.join(missing)})")
-    return checkpoint
+def read_checkpoint(path: Path | str, more: Sequence[str] = ()) -> dict:
+    """A checkpoint of this script, in CPU memory. CheckpointError for none, or one without a key it needs."""
+    return load_checkpoint(path, ("settings", "model", "tokenizer", *more), "translation.train")
 
 
 def load_translator(
@@ -374,8 +367,7 @@ def parse_args(parser: ArgumentParser, argv: list[str] | None) -> tuple[argparse
     args.out = args.out or Path("runs") / args.preset
     checkpoint, out = None, args.out
     if args.resume:
-        keys = ("settings", "model", "tokenizer", "optimizer", "scheduler", "rng", "epoch", "position",
-                "totals", "history", "run", "text")  # fmt: skip
+        keys = (*CHECKPOINT_KEYS, "position", "totals", "text")
         if not (out / "last.pt").exists():
             raise ValueError(f"--out {out}: holds no last.pt to go on from; leave out --resume")
         checkpoint = read_checkpoint(out / "last.pt", keys)
