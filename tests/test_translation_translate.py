@@ -156,12 +156,14 @@ def test_files_plain_and_gzip(run, lines, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == expected
 
 
-def test_a_sentence_too_long_is_read_from_its_start_and_named(run, capsys):
+def test_a_sentence_too_long_is_read_from_its_start_and_named(run, capsys, monkeypatch):
     assert command(run, "Hund " * 300) == 0
     out, err = capsys.readouterr()
-    assert out.count("\n") == 1 and re.search(
-        r"note: sentence 1 has \d+ pieces; the model reads the first 128", err
-    )
+    assert out.count("\n") == 1
+    assert re.search(r"note: sentence 1 has \d+ pieces; the model reads the first 128\n", err)
+    typed(monkeypatch, b"Hund\n\n" + b"Hund " * 300)
+    assert command(run, "--batch-size", 1) == 0
+    assert "note: line 3 has" in capsys.readouterr().err
 
 
 def test_as_a_program_from_another_folder(run, lines, tmp_path):
