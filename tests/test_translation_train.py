@@ -127,6 +127,31 @@ def test_schedule_is_noam_times_the_factor(monkeypatch):
     assert (group["betas"], group["eps"], group["fused"]) == ((0.9, 0.98), 1e-9, True)
 
 
+def test_cooldown_takes_the_rate_to_zero_in_a_straight_line():
+    """20 updates, cooldown 5: Noam's rate up to update 15, then 5/5, 4/5, ... 1/5 of it, and 0 behind the end."""
+    model = torch.nn.Linear(1, 1)
+    model.settings = {"d_model": 512}
+    rates = [
+        tt.make_optimizer(model, 4, 0.5, updates=20, cooldown=cooldown)[1].lr_lambdas[0]
+        for cooldown in (0, 5)
+    ]
+    plain, cooled = ([rate(step) for step in range(22)] for rate in rates)
+    assert plain[:16] == cooled[:16]
+    shares = [c / p for c, p in zip(cooled[15:], plain[15:], strict=True)]
+    assert shares == pytest.approx([1, 0.8, 0.6, 0.4, 0.2, 0, 0])
+
+
+def test_cooldown_is_heard_and_may_come_on_resuming(tmp_path):
+    straight = train(tmp_path / "plain", "--epochs", 4)
+    cooled = train(tmp_path / "cooled", "--epochs", 4, "--cooldown", 2)
+    lr = [[row["lr"] for row in run["history"]] for run in (straight, cooled)]
+    assert lr[0][:2] == lr[1][:2] and lr[1][2] < lr[0][2] and lr[1][3] < 0.2 * lr[0][3]
+    train(tmp_path / "late", "--epochs", 2)
+    late = resume(tmp_path / "late", "--epochs", 4, "--cooldown", 2)
+    for name, value in cooled["model"].items():
+        assert torch.equal(value, late["model"][name]), name
+
+
 def test_validation_loss_is_plain_cross_entropy_whatever_the_batches():
     text = load_split(None, "val")
     tokenizer = Tokenizer.train([*text[0], *text[1]], 400)

@@ -102,7 +102,14 @@ PRESETS = {
 }
 # fmt: on
 MODEL_OPTIONS = ("d_model", "num_heads", "dff", "num_layers", "dropout", "activation", "share_embeddings")
-FREE_OPTIONS = {"epochs", "bleu_every", "patience", "average", "save_every"}  # may change on --resume
+FREE_OPTIONS = {
+    "epochs",
+    "cooldown",
+    "bleu_every",
+    "patience",
+    "average",
+    "save_every",
+}  # may change on --resume
 LOG_EVERY = 20  # updates between two points of TensorBoard's curves
 SHOWN = 3  # translations printed at the end
 
@@ -114,11 +121,22 @@ class Interrupted(Exception):
 # -------------------------------------------------------------------------------------- training, validation
 
 
-def make_optimizer(model: Transformer, warmup: int, factor: float) -> tuple[torch.optim.Adam, LambdaLR]:
-    """Adam and `factor` times the Noam schedule. ValueError when warmup < 1."""
+def make_optimizer(
+    model: Transformer, warmup: int, factor: float, updates: int = 0, cooldown: int = 0
+) -> tuple[torch.optim.Adam, LambdaLR]:
+    """Adam and `factor` times the Noam schedule. ValueError when warmup < 1.
+
+    With a cooldown the rate also falls in a straight line to 0 over the last so many of the `updates`: Noam's
+    own falls so slowly that the last weights are still shaken.
+    """
     noam = noam_lambda(model.settings["d_model"], warmup)
+
+    def rate(step: int) -> float:
+        left = max(updates - step, 0) / cooldown if cooldown else 1.0
+        return factor * noam(step) * min(1.0, left)
+
     optimizer = torch.optim.Adam(model.parameters(), fused=True, **ADAM)
-    return optimizer, LambdaLR(optimizer, lambda step: factor * noam(step))
+    return optimizer, LambdaLR(optimizer, rate)
 
 
 def train_step(
@@ -338,6 +356,7 @@ def build_parser() -> ArgumentParser:
     add("--epochs", type=integer(1), help="passes over the training pairs, in all")
     add("--warmup", type=integer(1), help="updates until the learning rate peaks")
     add("--lr-factor", type=number(0, open_ends=True), help="times the Noam learning rate")
+    add("--cooldown", type=integer(0), default=0, help="last epochs, in which the rate falls on to 0")
     add("--smoothing", type=number(0, 0.99), default=0.1, help="label smoothing, in training only")
     add("--clip", type=number(0, open_ends=True), default=1.0, help="largest norm of a gradient")
     add("--bleu-every", type=integer(0), help="epochs from one validation BLEU to the next; 0: never")
@@ -436,7 +455,6 @@ class Run:
         self.parallel = parallel(self.model)
         if rank():
             torch.manual_seed(args.seed + rank())  # the same weights everywhere, another dropout
-        self.optimizer, self.scheduler = make_optimizer(self.model, args.warmup, args.lr_factor)
         self.epoch, self.position, self.history = 0, 0, []
         self.totals, self.seconds = torch.zeros(2, dtype=torch.float64, device=self.device), 0.0
 
@@ -458,6 +476,10 @@ class Run:
                 raise ValueError(f"--max-length {args.max_length}: no pair of the {split} split is left")
         self.sampler = TransformerBatchSampler(
             self.train_set.lengths, args.max_tokens, seed=args.seed, rank=rank(), world_size=world_size()
+        )
+        epoch = len(self.sampler)  # other epochs have about as many updates
+        self.optimizer, self.scheduler = make_optimizer(
+            self.model, args.warmup, args.lr_factor, args.epochs * epoch, args.cooldown * epoch
         )
         if checkpoint:
             checkpoint["rng"] = checkpoint["rng"][rank()]
