@@ -128,7 +128,7 @@ def test_schedule_is_noam_times_the_factor(monkeypatch):
 
 
 def test_cooldown_takes_the_rate_to_zero_in_a_straight_line():
-    """20 updates, cooldown 5: Noam's rate up to update 15, then 5/5, 4/5, ... 1/5 of it, and 0 behind the end."""
+    """20 updates, cooldown 5: Noam's rate for 15, then 5/5, 4/5, ... 1/5 of it, and 0 behind the end."""
     model = torch.nn.Linear(1, 1)
     model.settings = {"d_model": 512}
     rates = [
