@@ -102,14 +102,8 @@ PRESETS = {
 }
 # fmt: on
 MODEL_OPTIONS = ("d_model", "num_heads", "dff", "num_layers", "dropout", "activation", "share_embeddings")
-FREE_OPTIONS = {
-    "epochs",
-    "cooldown",
-    "bleu_every",
-    "patience",
-    "average",
-    "save_every",
-}  # may change on --resume
+# What may change on --resume:
+FREE_OPTIONS = {"epochs", "cooldown", "bleu_every", "patience", "average", "save_every"}
 LOG_EVERY = 20  # updates between two points of TensorBoard's curves
 SHOWN = 3  # translations printed at the end
 
