@@ -59,6 +59,7 @@ from translation.train import (
     MODEL_OPTIONS,
     PRESETS,
     build_parser,
+    choose_attention,
     corpus_bleu,
     load_batch,
     load_translator,
@@ -275,7 +276,8 @@ def measure_training(
     dataset = LangPairDataset(*lines, tokenizer, args.max_length)
     batches = list(TransformerBatchSampler(dataset.lengths, args.max_tokens, seed=seed))
     torch.manual_seed(seed)
-    options = {name: getattr(args, name) for name in MODEL_OPTIONS} | dict(attention=args.attention)
+    options = {name: getattr(args, name) for name in MODEL_OPTIONS}
+    options |= dict(attention=choose_attention(args.attention, device))
     options |= dict(norm_first=args.norm == "pre", max_len=args.max_length + 2)
     model = Transformer(tokenizer.vocab_size, tokenizer.vocab_size, **options).to(device)
     optimizer, scheduler = make_optimizer(model, args.warmup, args.lr_factor)

@@ -316,6 +316,13 @@ def number(minimum: float, maximum: float = math.inf, open_ends: bool = False) -
     return parse
 
 
+def choose_attention(name: str, device: torch.device) -> str:
+    """--attention -> "manual" or "sdpa"."""
+    if name != "auto":
+        return name
+    return "manual" if device.type == "cpu" else "sdpa"
+
+
 def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="translation.train", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
@@ -441,8 +448,7 @@ class Run:
         )
         torch.manual_seed(args.seed)
         options = {name: getattr(args, name) for name in MODEL_OPTIONS}
-        by_device = {"cuda": "sdpa"}.get(self.device.type, "manual")
-        attention = by_device if args.attention == "auto" else args.attention
+        attention = choose_attention(args.attention, self.device)
         options |= dict(norm_first=args.norm == "pre", attention=attention, max_len=args.max_length + 2)
         vocab = self.tokenizer.vocab_size
         self.model = Transformer(vocab, vocab, **options).to(self.device)
