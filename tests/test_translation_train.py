@@ -141,6 +141,12 @@ def test_cooldown_takes_the_rate_to_zero_in_a_straight_line():
     assert shares == pytest.approx([1, 0.8, 0.6, 0.4, 0.2, 0, 0])
 
 
+def test_attention_by_device():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert tt.choose_attention("auto", cpu) == tt.choose_attention("manual", cuda) == "manual"
+    assert tt.choose_attention("auto", cuda) == tt.choose_attention("sdpa", cpu) == "sdpa"
+
+
 def test_cooldown_is_heard_and_may_come_on_resuming(tmp_path):
     straight = train(tmp_path / "plain", "--epochs", 4)
     cooled = train(tmp_path / "cooled", "--epochs", 4, "--cooldown", 2)

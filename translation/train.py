@@ -86,17 +86,17 @@ from translation.prepare import load_split
 PRESETS = {
     "small": dict(  # for Multi30k's 29,000 pairs
         d_model=256, num_heads=8, dff=1024, num_layers=3, dropout=0.1,
-        warmup=400, lr_factor=0.5,
-        vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=20, bleu_every=2,
+        warmup=400, lr_factor=0.5, cooldown=5, average=1,  # a cooled last epoch needs no mean
+        vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=25, bleu_every=5,
     ),
     "base": dict(  # Vaswani et al. 2017, table 3
         d_model=512, num_heads=8, dff=2048, num_layers=6, dropout=0.1,
-        warmup=4000, lr_factor=1.0,
+        warmup=4000, lr_factor=1.0, cooldown=0, average=5,
         vocab_size=VOCAB_SIZE, max_tokens=4096, epochs=20, bleu_every=2,
     ),
     "sample": dict(  # what --sample takes: learns its 128 sentences by heart
         d_model=128, num_heads=4, dff=256, num_layers=1, dropout=0.1,
-        warmup=100, lr_factor=0.5,
+        warmup=100, lr_factor=0.5, cooldown=0, average=5,
         vocab_size=800, max_tokens=512, epochs=40, bleu_every=10,
     ),
 }
@@ -357,13 +357,13 @@ def build_parser() -> ArgumentParser:
     add("--epochs", type=integer(1), help="passes over the training pairs, in all")
     add("--warmup", type=integer(1), help="updates until the learning rate peaks")
     add("--lr-factor", type=number(0, open_ends=True), help="times the Noam learning rate")
-    add("--cooldown", type=integer(0), default=0, help="last epochs, in which the rate falls on to 0")
+    add("--cooldown", type=integer(0), help="last epochs, in which the rate falls in a straight line to 0")
     add("--smoothing", type=number(0, 0.99), default=0.1, help="label smoothing, in training only")
     add("--clip", type=number(0, open_ends=True), default=1.0, help="largest norm of a gradient")
     add("--bleu-every", type=integer(0), help="epochs from one validation BLEU to the next; 0: never")
     add("--patience", type=integer(0), default=0, help="scores in a row without a new best that end the run;"
         " 0: no such end")  # fmt: skip
-    add("--average", type=integer(1), default=5, help="last epochs whose mean is averaged.pt")
+    add("--average", type=integer(1), help="last epochs whose mean is averaged.pt; 1: the last one itself")
     add("--save-every", type=integer(0), default=200, help="updates between saves in an epoch; 0: at its end")
     add("--seed", type=integer(0, 2**32 - 1), default=0, help="for weights, dropout and batches")
     add_device_option(parser)
