@@ -87,7 +87,7 @@ PRESETS = {
     "small": dict(  # for Multi30k's 29,000 pairs
         d_model=256, num_heads=8, dff=1024, num_layers=3, dropout=0.1,
         warmup=400, lr_factor=0.5, cooldown=5, average=1,  # a cooled last epoch needs no mean
-        vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=25, bleu_every=5,
+        vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=20, bleu_every=5,
     ),
     "base": dict(  # Vaswani et al. 2017, table 3
         d_model=512, num_heads=8, dff=2048, num_layers=6, dropout=0.1,
