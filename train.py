@@ -391,6 +391,12 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_file(option: str, path: Path) -> None:
+    """ValueError when `path` cannot become a file: it is a folder, or its folder is missing."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"{option} {path}: must be a file in a folder that exists")
+
+
 def choose_device(name: str) -> torch.device:
     """--device -> torch.device. ValueError when cuda is asked for and absent."""
     if name == "cuda" and not torch.cuda.is_available():
@@ -491,8 +497,7 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict | None]
         updates = args.epochs * (args.samples // args.batch_size)
         if args.peak and args.warmup > updates:
             raise ValueError(f"--warmup {args.warmup}: the run has only {updates} updates")
-        if args.out.is_dir() or not args.out.absolute().parent.is_dir():
-            raise ValueError(f"--out {args.out}: must be a file in a folder that exists")
+        check_file("--out", args.out)
         args.device = choose_device(args.device)
         args.precision, args.why = choose_precision(args.precision, args.device)
     except ValueError as error:

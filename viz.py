@@ -27,6 +27,7 @@ from train import (
     ArgumentParser,
     CheckpointError,
     add_device_option,
+    check_file,
     choose_device,
     decode_digits,
     encode_digits,
@@ -245,8 +246,7 @@ def check_picture(option: str, path: Path) -> None:
     legal = sorted(new_figure(1, 1).canvas.get_supported_filetypes().keys() - {"pgf"})  # pgf needs LaTeX
     if path.suffix[1:].lower() not in legal:
         raise ValueError(f"{option} {path}: must end in one of .{' .'.join(legal)}")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ValueError(f"{option} {path}: must be a file in a folder that exists")
+    check_file(option, path)
 
 
 def check_map_options(args: argparse.Namespace) -> None:

@@ -42,6 +42,7 @@ from train import (
     EOS_ID,
     ArgumentParser,
     add_device_option,
+    check_file,
     choose_device,
     choose_precision,
     device_name,
@@ -53,16 +54,15 @@ from train import (
     show_progress,
 )
 from translation.data import UNK_ID, LangPairDataset, Tokenizer, TransformerBatchSampler, collate
-from translation.decode import ALPHA, BATCH, BEAM, translate_lines
+from translation.decode import ALPHA, BATCH, BEAM, output_limit, translate_lines
 from translation.prepare import load_split
 from translation.train import (
-    MODEL_OPTIONS,
     PRESETS,
     build_parser,
-    choose_attention,
     corpus_bleu,
     load_batch,
     load_translator,
+    make_model,
     make_optimizer,
     train_step,
 )
@@ -276,10 +276,7 @@ def measure_training(
     dataset = LangPairDataset(*lines, tokenizer, args.max_length)
     batches = list(TransformerBatchSampler(dataset.lengths, args.max_tokens, seed=seed))
     torch.manual_seed(seed)
-    options = {name: getattr(args, name) for name in MODEL_OPTIONS}
-    options |= dict(attention=choose_attention(args.attention, device))
-    options |= dict(norm_first=args.norm == "pre", max_len=args.max_length + 2)
-    model = Transformer(tokenizer.vocab_size, tokenizer.vocab_size, **options).to(device)
+    model = make_model(args, tokenizer.vocab_size, device)
     optimizer, scheduler = make_optimizer(model, args.warmup, args.lr_factor)
     peer = build_peer(joey, model.settings, tokenizer).to(device)
     copy_weights(model, peer, output_bias=False)
@@ -354,7 +351,7 @@ def measure_decoding(
     pairs = list(zip(*ids, strict=True))
     order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))
     chunks = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
-    room = [min(2 * len(src) + 10, longest) for src, _ in pairs]
+    room = [output_limit(len(src), longest) for src, _ in pairs]
     peer = build_peer(joey, model.settings, tokenizer).to(device).eval()
     copy_weights(model, peer, output_bias=True)
     make_batch = batch_maker(joey, peer, tokenizer, pairs, device)
@@ -439,8 +436,8 @@ def parse_args(parser: ArgumentParser, argv: list[str] | None) -> argparse.Names
     args.parts = args.parts or (PARTS if args.checkpoint else PARTS[:1])
     if "decode" in args.parts and not args.checkpoint:
         raise ValueError("--parts decode: needs --checkpoint, a run of translation.train")
-    if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
-        raise ValueError(f"--json {args.json}: must be a file in a folder that exists")
+    if args.json:
+        check_file("--json", args.json)
     args.device = choose_device(args.device)
     choose_precision(args.precision, args.device)
     args.joey = load_joey()

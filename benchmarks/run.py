@@ -16,6 +16,7 @@ from benchmarks import decode_time, memory, recipes, step_time
 from benchmarks.timing import start
 from train import (
     ArgumentParser,
+    check_file,
     device_name,
     run_script,
     say,
@@ -104,8 +105,7 @@ def draw(results: dict, path: Path) -> None:
 def check_files(args: argparse.Namespace) -> None:
     """ValueError, before minutes of measuring, when the results could not be written."""
     check_picture("--out", args.out)
-    if args.json.is_dir() or not args.json.absolute().parent.is_dir():
-        raise ValueError(f"--json {args.json}: must be a file in a folder that exists")
+    check_file("--json", args.json)
 
 
 def main(argv: list[str] | None = None) -> int:

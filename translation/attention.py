@@ -34,7 +34,7 @@ from train import (
     say,
 )
 from translation.data import Tokenizer, clean
-from translation.decode import BEAM, beam_search
+from translation.decode import BEAM, beam_search, output_limit
 from translation.train import load_translator
 from translation.translate import CHECKPOINT
 from viz import (
@@ -82,7 +82,7 @@ def attention_maps(
     """
     ids = read_sentence(model, tokenizer, line)
     src = torch.tensor([[BOS_ID, *ids, EOS_ID]], device=next(model.parameters()).device)
-    limit = min(2 * len(ids) + 10, model.settings["max_len"])
+    limit = output_limit(len(ids), model.settings["max_len"])
     output = beam_search(model, src, beam, max_len=limit)[0].ids
     tgt_in = src.new_tensor([[BOS_ID, *output[:-1]]])
     with evaluating(model):

@@ -103,6 +103,11 @@ def beam_search(
     return best
 
 
+def output_limit(pieces: int, longest: int) -> int:
+    """Most tokens said for a source of so many pieces, by a model of max_len `longest`."""
+    return min(2 * pieces + 10, longest)
+
+
 def translate_lines(
     model: Transformer, tokenizer: Tokenizer, lines: Sequence[str], beam: int = BEAM, alpha: float = ALPHA,
     batch_size: int = BATCH, report: Callable[[int], None] = lambda done: None,
@@ -121,7 +126,7 @@ def translate_lines(
         report(start)
         chosen = order[start : start + batch_size]
         src = collate([(pieces[i], []) for i in chosen])["src"].to(device)
-        limit = torch.tensor([min(2 * len(pieces[i]) + 10, longest) for i in chosen], device=device)
+        limit = torch.tensor([output_limit(len(pieces[i]), longest) for i in chosen], device=device)
         for i, found in zip(chosen, beam_search(model, src, beam, alpha, limit), strict=True):
             output[i] = tokenizer.decode(found.ids)
     return output

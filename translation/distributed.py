@@ -27,6 +27,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def started() -> int:
+    """How many processes torchrun started; 1 without it. Known before they know each other."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 def own_device(device: torch.device) -> torch.device:
     """ "cuda" -> this process's GPU, of those of its machine. ValueError where it has no GPU of its own."""
     local = int(os.environ.get("LOCAL_RANK", 0))
@@ -44,7 +49,7 @@ def own_device(device: torch.device) -> torch.device:
 @contextlib.contextmanager
 def process_group() -> Iterator[None]:
     """Within: the processes that torchrun started know each other. Waits at the start for all of them."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if started() == 1:
         yield
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

@@ -19,10 +19,10 @@ import torch
 from train import (
     ArgumentParser,
     CheckpointError,
+    check_file,
     choose_device,
     device_name,
     integer,
-    replacing,
     run_script,
     say,
     show_progress,
@@ -30,7 +30,7 @@ from train import (
 from translation.decode import translate_lines
 from translation.prepare import load_split
 from translation.train import corpus_bleu, load_translator
-from translation.translate import add_decoding_options
+from translation.translate import add_decoding_options, write_lines
 
 
 def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, tuple[float, str]]:
@@ -64,8 +64,8 @@ def build_parser() -> ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     """Translate, then score. ValueError, one line, where it cannot be done."""
-    if args.out and (args.out.is_dir() or not args.out.absolute().parent.is_dir()):
-        raise ValueError(f"--out {args.out}: must be a file in a folder that exists")
+    if args.out:
+        check_file("--out", args.out)
     device = choose_device(args.device)
     corpus_bleu(["a"], ["a"])  # without sacrebleu this ends here, not after the decoding
     model, tokenizer, checkpoint = load_translator(args.checkpoint, device)
@@ -87,11 +87,7 @@ def run(args: argparse.Namespace) -> None:
         f"{args.alpha:g}, in {seconds:.1f} s: {len(sources) / seconds:.1f} sentences/s"
     )
     if args.out:
-        try:
-            with replacing(args.out) as file:
-                file.write("".join(line + "\n" for line in hypotheses).encode())
-        except OSError as error:
-            raise ValueError(f"--out {args.out}: cannot be written ({error.strerror or error})") from None
+        write_lines("--out", args.out, hypotheses)
         say(f"wrote    {args.out}")
     for name, (score, signature) in scores(hypotheses, references).items():
         say(f"{name:8} {score:.2f}  ({signature})")

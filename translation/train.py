@@ -76,6 +76,7 @@ from translation.distributed import (
     parallel,
     process_group,
     rank,
+    started,
     summed,
     world_size,
 )
@@ -113,6 +114,14 @@ class Interrupted(Exception):
 
 
 # -------------------------------------------------------------------------------------- training, validation
+
+
+def make_model(args: argparse.Namespace, vocab_size: int, device: torch.device) -> Transformer:
+    """The untrained model of this script's options, on `device`."""
+    options = {name: getattr(args, name) for name in MODEL_OPTIONS}
+    options |= dict(norm_first=args.norm == "pre", max_len=args.max_length + 2)
+    attention = choose_attention(args.attention, device)
+    return Transformer(vocab_size, vocab_size, attention=attention, **options).to(device)
 
 
 def make_optimizer(
@@ -392,10 +401,10 @@ def parse_args(parser: ArgumentParser, argv: list[str] | None) -> tuple[argparse
             raise ValueError(f"--out {out}: holds no last.pt to go on from; leave out --resume")
         checkpoint = read_checkpoint(out / "last.pt", keys)
         kept, processes = checkpoint["run"], len(checkpoint["rng"])
-        if processes != int(os.environ.get("WORLD_SIZE", 1)):
+        if processes != started():
             raise ValueError(
                 f"--out {out}: made by {processes} processes, which must go on together (torchrun "
-                f"--nproc-per-node, --nnodes); now there are {os.environ.get('WORLD_SIZE', 1)}"
+                f"--nproc-per-node, --nnodes); now there are {started()}"
             )
         parser.set_defaults(**kept)
         args = parser.parse_args(argv)
@@ -447,11 +456,7 @@ class Run:
             else Tokenizer.train([*train_src, *train_tgt], args.vocab_size)
         )
         torch.manual_seed(args.seed)
-        options = {name: getattr(args, name) for name in MODEL_OPTIONS}
-        attention = choose_attention(args.attention, self.device)
-        options |= dict(norm_first=args.norm == "pre", attention=attention, max_len=args.max_length + 2)
-        vocab = self.tokenizer.vocab_size
-        self.model = Transformer(vocab, vocab, **options).to(self.device)
+        self.model = make_model(args, self.tokenizer.vocab_size, self.device)
         self.parallel = parallel(self.model)
         if rank():
             torch.manual_seed(args.seed + rank())  # the same weights everywhere, another dropout

@@ -20,6 +20,7 @@ from train import (
     ArgumentParser,
     CheckpointError,
     add_device_option,
+    check_file,
     choose_device,
     integer,
     replacing,
@@ -53,6 +54,15 @@ def translate(
     written = path.stat().st_mtime_ns if path.exists() else None
     model, tokenizer, _ = _loaded(path, choose_device(device), written)
     return translate_lines(model, tokenizer, lines, beam, alpha, batch_size)
+
+
+def write_lines(option: str, path: Path, lines: Sequence[str]) -> None:
+    """One line each, UTF-8; never half written. ValueError, naming option and file, where it cannot be."""
+    try:
+        with replacing(path) as file:
+            file.write("".join(line + "\n" for line in lines).encode())
+    except OSError as error:
+        raise ValueError(f"{option} {path}: cannot be written ({error.strerror or error})") from None
 
 
 def stdin_lines() -> Iterator[str]:
@@ -94,8 +104,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
             f"--output: {len(args.output)} files for {len(args.input or [])} of --input; must be equally many"
         )
     for path in args.output or []:
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise ValueError(f"--output {path}: must be a file in a folder that exists")
+        check_file("--output", path)
         if path.exists() and any(path.samefile(source) for source in args.input if source.exists()):
             raise ValueError(f"--output {path}: is also a file of --input; name another one")
     args.device = choose_device(args.device)
@@ -127,11 +136,7 @@ def run(args: argparse.Namespace) -> None:
                 say(line)
             continue
         path = args.output[number_]
-        try:
-            with replacing(path) as file:
-                file.write("".join(line + "\n" for line in output).encode())
-        except OSError as error:
-            raise ValueError(f"--output {path}: cannot be written ({error.strerror or error})") from None
+        write_lines("--output", path, output)
         print(f"wrote {path}", file=sys.stderr)
     if args.sentence:
         for line in translated([clean(text) for text in args.sentence], "sentence"):
