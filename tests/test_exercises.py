@@ -44,6 +44,8 @@ def tiny():
             (train, "VAL_SCORED", 20),
             (common, "LONGEST", 13),
             (common, "PER_LENGTH", 2),
+            (length_generalisation, "LONGEST", 13),
+            (length_generalisation, "PER_LENGTH", 2),
             (causal_cross, "STRINGS", 4),
             (exposure_bias, "STRINGS", 4),
             (dot_products, "STRINGS", 4),
@@ -234,19 +236,28 @@ def test_decoding_step_by_step_equals_decoding_anew(name):
 
 
 def test_randomised_positions_are_ordered_rows_of_a_larger_table():
-    embed = fresh("randomised-positions").encoder.embed
-    embed.drop.p, ids = 0.0, torch.full((6, 9), 5)
-    content = embed.embedding(ids) * embed.scale
+    model = fresh("randomised-positions")
+    source, answer = model.encoder.embed, model.decoder.embed
+    ids, start = torch.full((6, 9), 5), torch.full((6, 10), 5)
+    ids[3:, 6:] = 0  # three shorter strings
+    for embed in (source, answer):
+        embed.drop.p = 0.0
 
-    def rows(x):
-        return torch.cdist(x - content, embed.position).argmin(-1)
+    def rows(embed, ids, *first):
+        content = embed.embedding(ids) * embed.scale
+        return torch.cdist(embed(ids, *first) - content, embed.position).argmin(-1)
 
-    first, second = rows(embed.train()(ids)), rows(embed(ids))
-    assert (first.diff(dim=1) > 0).all() and first.max() < length_generalisation.RANGE
+    first, second = rows(source.train(), ids), rows(source, ids)
+    assert (first[:3].diff(dim=1) > 0).all() and (first[3:, :6].diff(dim=1) > 0).all()
+    assert first.max() < length_generalisation.RANGE
     assert len({tuple(row.tolist()) for row in torch.cat([first, second])}) == 12  # a draw for each string
-    fixed = rows(embed.eval()(ids))
-    assert torch.equal(fixed, rows(embed(ids))) and (fixed == fixed[0]).all() and (fixed[0].diff() > 0).all()
-    torch.testing.assert_close(embed(ids[:, 4:], start=4), embed(ids)[:, 4:])
+    theirs = rows(answer.train(), start)
+    assert torch.equal(theirs[:, :9][ids != 0], second[ids != 0])  # the answer stands where its string does
+    assert (theirs[:3].diff(dim=1) > 0).all()  # and has a row more
+    assert torch.equal(rows(answer, start[:, 4:], 4), theirs[:, 4:])
+    fixed = rows(source.eval(), ids)
+    assert torch.equal(fixed, rows(source, ids)) and torch.equal(fixed[0], fixed[1])
+    assert not torch.equal(fixed[0, :6], fixed[3, :6]) and torch.equal(rows(source, ids[:3]), fixed[:3])
 
 
 def test_swiglu_has_as_many_parameters_within_a_thousandth(monkeypatch):
