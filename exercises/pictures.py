@@ -96,24 +96,39 @@ def draw_seeds(axes, lines: dict[str, list[dict]]) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
-def draw_by_length(results: dict[str, dict[str, list[dict]]], path: Path) -> None:
-    """results as in draw_summary: exact match by length, mean of the seeds in a band lowest to highest."""
-    recipes = [recipe for recipe in WHAT if any(recipe in found for found in results.values())]
-    figure = new_figure(5.5 * len(recipes), 4.0)
-    for axes, recipe in zip(figure.subplots(1, len(recipes), squeeze=False)[0], recipes, strict=True):
-        for (label, found), style in zip(results.items(), STYLES, strict=False):
-            curves = [result["by_length"] | result["longer"] for result in found.get(recipe, [])]
-            if not curves:
-                continue
-            lengths = sorted(set.intersection(*(set(curve) for curve in curves)), key=int)
-            columns = [[curve[n] for curve in curves] for n in lengths]
-            digits = [int(n) for n in lengths]
-            axes.plot(digits, [sum(column) / len(column) for column in columns], label=label, **style)
-            low, high = [min(column) for column in columns], [max(column) for column in columns]
-            axes.fill_between(digits, low, high, color=style["color"], alpha=0.15, lw=0)
-        axes.axvline(MAX_LEN + 0.5, color="0.5", lw=0.8)
-        axes.text(MAX_LEN + 0.7, 1.03, "never seen", size=8, color="0.4")
-        axes.set(xlabel="digits", ylabel="exact match", ylim=(-0.02, 1.08))
-        axes.set_title(WHAT[recipe], size=10, loc="left")
-        axes.legend(fontsize=8)
+def exact_by_length(results: dict[str, dict[str, list[dict]]]) -> dict[str, dict[str, list[dict]]]:
+    """results as in draw_summary -> recipe -> label -> one curve per seed: length -> exact match."""
+    return {
+        recipe: {
+            label: [result["by_length"] | result["longer"] for result in found[recipe]]
+            for label, found in results.items()
+            if recipe in found
+        }
+        for recipe in WHAT
+        if any(recipe in found for found in results.values())
+    }
+
+
+def draw_by_length(rows: dict[str, dict[str, dict[str, list[dict]]]], path: Path) -> None:
+    """rows: what is drawn -> recipe -> label -> one curve per seed, length -> share.
+
+    A row of panels for each, a panel for each recipe: the mean of the seeds in a band lowest to highest.
+    """
+    recipes = list(dict.fromkeys(recipe for curves in rows.values() for recipe in curves))
+    figure = new_figure(5.5 * len(recipes), 0.6 + 3.4 * len(rows))
+    panels = figure.subplots(len(rows), len(recipes), squeeze=False)
+    for (what, found), line in zip(rows.items(), panels, strict=True):
+        for axes, recipe in zip(line, recipes, strict=True):
+            for (label, curves), style in zip(found.get(recipe, {}).items(), STYLES, strict=False):
+                lengths = sorted(set.intersection(*map(set, curves)), key=int)
+                columns = [[curve[n] for curve in curves] for n in lengths]
+                digits = [int(n) for n in lengths]
+                axes.plot(digits, [sum(column) / len(column) for column in columns], label=label, **style)
+                low, high = [min(column) for column in columns], [max(column) for column in columns]
+                axes.fill_between(digits, low, high, color=style["color"], alpha=0.15, lw=0)
+            axes.axvline(MAX_LEN + 0.5, color="0.5", lw=0.8)
+            axes.text(MAX_LEN + 0.7, 1.03, "never seen", size=8, color="0.4")
+            axes.set(xlabel="digits", ylabel=what, ylim=(-0.02, 1.08))
+            axes.set_title(WHAT[recipe], size=10, loc="left")
+            axes.legend(fontsize=8)
     figure.savefig(path, dpi=150)
