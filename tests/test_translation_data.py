@@ -200,41 +200,7 @@ def test_save_load_copy_and_pickle(tokenizer, tmp_path):
         tokenizer.save(tmp_path / "absent" / "t.model")
 
 
-def test_bpe_dropout_spells_the_same_text_in_other_pieces(sample, tokenizer):
-    lines = [*sample[0][:30], "Größe ½"]
-    draws = []
-    for seed in (1, 1, 2):
-        tokenizer.seed_dropout(seed)
-        draws.append([tokenizer.encode(line, 0.2) for line in lines])
-    assert draws[0] == draws[1] != draws[2]
-    plain = [tokenizer.encode(line) for line in lines]
-    for drawn in draws:
-        assert [tokenizer.decode(ids) for ids in drawn] == [tokenizer.decode(ids) for ids in plain] == lines
-        assert sum(map(len, drawn)) > 1.2 * sum(map(len, plain))
-    assert tokenizer.encode(lines[0], 0.0) == plain[0]
-
-
 # ------------------------------------------------------------------------------------ B34, B38, B27: dataset
-
-
-def test_respelled_pairs_are_the_same_pairs_within_the_limit(tokenizer, tmp_path):
-    src, tgt = (
-        ["eins", "", "zwei Hunde", "drei " * 40, "vier Männer gehen"],
-        ["one", "x", "two dogs", "y", "go"],
-    )
-    for build in (LangPairDataset, lambda *inputs: LangPairDataset.cached(tmp_path / "c", *inputs)):
-        dataset = build(src, tgt, tokenizer, 12)
-        before = copy.deepcopy(dataset.pairs)
-        drawn = [dataset.respelled(src, tgt, tokenizer, 0.9, seed) for seed in (3, 3, 4)]
-        assert dataset.pairs == before  # itself left alone
-        assert drawn[0].pairs == drawn[1].pairs != drawn[2].pairs
-        for other in drawn:
-            assert other.kept == dataset.kept == [0, 2, 4] and len(other) == 3
-            text = [tuple(map(tokenizer.decode, pair)) for pair in other]
-            assert text == [(src[i], tgt[i]) for i in dataset.kept]
-            assert max(len(side) for pair in other for side in pair) <= 12
-            assert other.lengths == [(len(a) + 2, len(b) + 1) for a, b in other.pairs]
-        assert drawn[0].pairs[2][0] == dataset.pairs[2][0]  # 17 letters: every draw is too long
 
 
 def test_blank_sides_drop_the_pair_and_are_counted(tokenizer):

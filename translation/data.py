@@ -10,7 +10,6 @@ One pair, "ein Hund" - "a dog", with made-up ids (PAD=0, BOS=1, EOS=2, UNK=3), i
 """
 
 import contextlib
-import copy
 import gzip
 import hashlib
 import io
@@ -190,21 +189,9 @@ class Tokenizer:
             raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
         return cls(model, path)
 
-    def encode(self, text: str, dropout: float = 0.0) -> list[int]:
-        """Ids of the text's pieces, without BOS and EOS; none for a blank text.
-
-        With BPE-dropout (Provilkov et al. 2020) each merge of two pieces is passed over with that
-        probability, so that one text is spelled now in large pieces, now in small ones; `seed_dropout`
-        makes the draws repeatable. Either way they decode to the same text.
-        """
-        if not dropout:
-            return self._processor.encode(clean(text))
-        return self._processor.encode(clean(text), enable_sampling=True, alpha=dropout, nbest_size=-1)
-
-    @staticmethod
-    def seed_dropout(seed: int) -> None:
-        """Start SentencePiece's random generator, one for all tokenisers, anew; 0 <= seed < 2**32."""
-        _sentencepiece().set_random_generator_seed(seed)
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text's pieces, without BOS and EOS; none for a blank text."""
+        return self._processor.encode(clean(text))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids before the first EOS; PAD, BOS and UNK are passed over. Bytes that are no
@@ -244,7 +231,7 @@ class LangPairDataset(torch.utils.data.Dataset):
         max_length: int = MAX_LENGTH,
     ):
         _check_sides(src_lines, tgt_lines, max_length)
-        self.from_cache, self.max_length = False, max_length
+        self.from_cache = False
         self.pairs, self.kept = [], []
         self.dropped_empty = self.dropped_long = 0
         for number, (src_line, tgt_line) in enumerate(zip(src_lines, tgt_lines, strict=True)):
@@ -270,31 +257,6 @@ class LangPairDataset(torch.utils.data.Dataset):
     def lengths(self) -> list[tuple[int, int]]:
         return [(len(src) + 2, len(tgt) + 1) for src, tgt in self.pairs]
 
-    def respelled(
-        self,
-        src_lines: Sequence[str],
-        tgt_lines: Sequence[str],
-        tokenizer: Tokenizer,
-        dropout: float,
-        seed: int,
-    ) -> "LangPairDataset":
-        """The same pairs, made of the same lines, in pieces drawn by BPE-dropout; other ones for each seed.
-
-        A side whose draw has more than `max_length` pieces keeps its plain ones.
-        """
-        tokenizer.seed_dropout(seed)
-
-        def draw(line: str, plain: list[int]) -> list[int]:
-            ids = tokenizer.encode(line, dropout)
-            return ids if len(ids) <= self.max_length else plain
-
-        other = copy.copy(self)
-        other.pairs = [
-            (draw(src_lines[number], src), draw(tgt_lines[number], tgt))
-            for number, (src, tgt) in zip(self.kept, self.pairs, strict=True)
-        ]
-        return other
-
     @classmethod
     def cached(
         cls,
@@ -314,7 +276,6 @@ class LangPairDataset(torch.utils.data.Dataset):
         if dataset is None:
             dataset = cls(src_lines, tgt_lines, tokenizer, max_length)
             dataset._write(path, key)
-        dataset.max_length = max_length
         return dataset
 
     def _write(self, path: Path | str, key: str) -> None:

@@ -26,7 +26,6 @@ import contextlib
 import hashlib
 import math
 import os
-import random
 import re
 import signal
 import sys
@@ -89,17 +88,17 @@ PRESETS = {
     "small": dict(  # for Multi30k's 29,000 pairs
         d_model=256, num_heads=8, dff=1024, num_layers=3, dropout=0.1,
         warmup=400, lr_factor=0.5, cooldown=5, average=1,  # a cooled last epoch needs no mean
-        vocab_size=VOCAB_SIZE, bpe_dropout=0.1, max_tokens=2500, epochs=20, bleu_every=5,
+        vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=20, bleu_every=5,
     ),
     "base": dict(  # Vaswani et al. 2017, table 3
         d_model=512, num_heads=8, dff=2048, num_layers=6, dropout=0.1,
         warmup=4000, lr_factor=1.0, cooldown=0, average=5,
-        vocab_size=VOCAB_SIZE, bpe_dropout=0.0, max_tokens=4096, epochs=20, bleu_every=2,
+        vocab_size=VOCAB_SIZE, max_tokens=4096, epochs=20, bleu_every=2,
     ),
     "sample": dict(  # what --sample takes: learns its 128 sentences by heart
         d_model=128, num_heads=4, dff=256, num_layers=1, dropout=0.1,
         warmup=100, lr_factor=0.5, cooldown=0, average=5,
-        vocab_size=800, bpe_dropout=0.0, max_tokens=512, epochs=40, bleu_every=10,
+        vocab_size=800, max_tokens=512, epochs=40, bleu_every=10,
     ),
 }
 # fmt: on
@@ -362,8 +361,6 @@ def build_parser() -> ArgumentParser:
     add("--attention", choices=("auto", *ATTENTION), default="auto", help="same result; sdpa: PyTorch's fused"
         " kernel; auto: that on a GPU, manual on the CPU, where it trains faster")  # fmt: skip
     add("--vocab-size", type=integer(1, 1_000_000), help="subword pieces, at most")
-    add("--bpe-dropout", type=number(0, 0.99), help="share of BPE's merges passed over in training, drawn"
-        " anew each epoch")  # fmt: skip
     add("--max-length", type=integer(1), default=MAX_LENGTH, help="drop pairs with more pieces on a side")
     add("--max-tokens", type=integer(1), help="of one side of a batch, padding counted")
     add("--epochs", type=integer(1), help="passes over the training pairs, in all")
@@ -482,7 +479,9 @@ class Run:
         for split, dataset in (("train", self.train_set), ("val", self.val_set)):
             if not len(dataset):
                 raise ValueError(f"--max-length {args.max_length}: no pair of the {split} split is left")
-        self.pairs, self.sampler = self.epoch_batches()
+        self.sampler = TransformerBatchSampler(
+            self.train_set.lengths, args.max_tokens, seed=args.seed, rank=rank(), world_size=world_size()
+        )
         epoch = len(self.sampler)  # other epochs have about as many updates
         self.optimizer, self.scheduler = make_optimizer(
             self.model, args.warmup, args.lr_factor, args.epochs * epoch, args.cooldown * epoch
@@ -503,18 +502,6 @@ class Run:
     @property
     def updates(self) -> int:
         return self.scheduler.last_epoch
-
-    def epoch_batches(self) -> tuple[LangPairDataset, TransformerBatchSampler]:
-        """The training pairs as this epoch spells them, and its batches; --seed and the epoch decide both."""
-        args, pairs = self.args, self.train_set
-        if args.bpe_dropout:
-            seed = random.Random(f"{args.seed} {self.epoch}").getrandbits(32)
-            pairs = pairs.respelled(*self.train_lines, self.tokenizer, args.bpe_dropout, seed)
-        sampler = TransformerBatchSampler(
-            pairs.lengths, args.max_tokens, seed=args.seed, rank=rank(), world_size=world_size()
-        )
-        sampler.set_epoch(self.epoch)
-        return pairs, sampler
 
     def log(self, text: str) -> None:
         """Print a line, and append it to log.txt; rank 0 only."""
@@ -578,7 +565,7 @@ class Run:
 
         args = self.args
         self.model.train()
-        self.pairs, self.sampler = self.epoch_batches()
+        self.sampler.set_epoch(self.epoch)
         batches = list(self.sampler)
         label = f"epoch {self.epoch + 1}/{args.epochs}"
         todo = tqdm(batches[self.position :], label, len(batches), initial=self.position, leave=False,
@@ -588,7 +575,7 @@ class Run:
         try:
             for rows in todo:
                 lr = self.scheduler.get_last_lr()[0]
-                batch = load_batch(self.pairs, rows, self.device)
+                batch = load_batch(self.train_set, rows, self.device)
                 counted, norm = train_step(
                     self.parallel,
                     self.optimizer,
@@ -712,7 +699,6 @@ class Run:
         self.log(
             f"train    {args.epochs} epochs x about {len(self.sampler):,} updates of at most "
             f"{args.max_tokens:,} tokens, {self.sampler.padding_share():.1%} padding; seed {args.seed}"
-            + (f"; BPE-dropout {args.bpe_dropout:g}" if args.bpe_dropout else "")
             + (f"; {world_size()} processes, a batch each" if world_size() > 1 else "")
             + (f"; going on after {self.updates:,} updates" if self.updates else "")
         )
