@@ -1,4 +1,4 @@
-"""Fetch Multi30k, learn the subwords, show what training will see.
+"""Fetch Multi30k, check it, show its subwords and batches. Training learns the same subwords for itself.
 
 Run from the project's folder:
 
