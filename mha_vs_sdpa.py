@@ -15,6 +15,7 @@ Run `python mha_vs_sdpa.py`; add `--lengths 256,512,1024,2048` for the growth wi
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -22,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -167,6 +168,18 @@ def largest_difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> floa
     return torch.stack([(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)]).max().item()
 
 
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """Within: fp32 products in full, so that a difference between two ways is a mistake and not rounding."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@without_tf32()
 def check_equal(modules: dict[str, MultiHeadAttention]) -> dict[str, dict[str, float]]:
     """Outputs and gradients of every contender against the first, causal and with padding, as fp32.
 
@@ -494,10 +507,8 @@ def run(args: argparse.Namespace) -> dict:
     shape = f"B={args.batch}, d_model={args.d_model}, h={args.heads}"
     tell(f"shape    {shape}; causal self-attention with projections")
     show_progress("checking that the contenders agree")
-    torch.set_float32_matmul_precision("highest")  # no TF32: a difference must be a mistake, not rounding
     modules = make_contenders(args.d_model, args.heads, args.device)
     equality = check_equal(modules)
-    torch.set_float32_matmul_precision("high")  # from here on as in training
     show_progress("")
     for name, found in equality.items():
         *equal, (_, wrong) = found.items()

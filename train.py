@@ -290,15 +290,20 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
+def random_state(device: torch.device) -> dict[str, Tensor | None]:
+    """Where the random generators stand, the CPU's and, if that is the device, the GPU's."""
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+
+
 def save_checkpoint(path: Path, model, optimizer, scheduler, epoch: int, history: list, run: dict) -> None:
     """Write all a later run needs, one dict of plain values and tensors. The file is never half written."""
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     checkpoint = {
         "settings": model.settings,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "scheduler": scheduler.state_dict(),
-        "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
+        "rng": random_state(next(model.parameters()).device),
         "epoch": epoch,
         "history": history,  # one dict per epoch, the numbers of its log line
         "run": run,
@@ -351,8 +356,9 @@ def restore(checkpoint: dict, model, optimizer, scheduler) -> tuple[int, list]:
     except (ValueError, RuntimeError) as error:
         raise CheckpointError(f"not of this model ({str(error).splitlines()[0]})") from None
     torch.set_rng_state(checkpoint["rng"]["cpu"])
-    if torch.cuda.is_available() and checkpoint["rng"]["cuda"] is not None:
-        torch.cuda.set_rng_state(checkpoint["rng"]["cuda"])
+    device = next(model.parameters()).device
+    if device.type == "cuda" and checkpoint["rng"]["cuda"] is not None:
+        torch.cuda.set_rng_state(checkpoint["rng"]["cuda"], device)
     return checkpoint["epoch"], checkpoint["history"]
 
 
@@ -439,6 +445,7 @@ def say(text: str) -> None:
 
 def run_script(main: Callable[[], int | None]) -> None:
     """Run main as a program: Ctrl-C and a closed pipe (`| head`) end it without a traceback."""
+    torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
     try:
         sys.exit(main())
     except KeyboardInterrupt:
@@ -523,7 +530,6 @@ def report(model: Transformer, train_src: Tensor, device: torch.device) -> None:
 
 def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
     """The whole run -> exit status. CheckpointError when the file cannot be written or gone on from."""
-    torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
     device, existed = args.device, args.out.exists()
     kept = {"recipe", "seed", *RECIPES[args.recipe]}
     if not args.peak:

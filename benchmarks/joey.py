@@ -34,7 +34,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from mha_vs_sdpa import take_turns
+from mha_vs_sdpa import take_turns, without_tf32
 from model import PAD_ID, Transformer
 from train import (
     ADAM,
@@ -214,7 +214,7 @@ def check_twin(
     """
     rows, real = joey_rows(model.out.out_features).to(ours["src"].device), ours["labels"] != PAD_ID
     peer.loss_function = "crossentropy", smoothing
-    with evaluating(model), evaluating(peer):
+    with without_tf32(), evaluating(model), evaluating(peer):
         logits = model(ours["src"], ours["tgt_in"])
         loss, log_p, _, _ = peer(return_type="loss", **vars(theirs))
     apart = (log_p - logits.log_softmax(-1)[..., rows])[real].abs().max().item()
@@ -223,8 +223,7 @@ def check_twin(
     share = torch.tensor([1 - smoothing] + [smoothing / others] * others, dtype=torch.float64)
     mean = (loss_sum(logits, ours["labels"], smoothing) / real.sum()).item()
     mean_there = loss.item() / theirs.ntokens + torch.special.entr(share).sum().item()
-    near = 1e-4 if logits.device.type == "cpu" else 5e-3  # TF32
-    if not (apart < near and abs(mean - mean_there) < 1e-3 * mean):
+    if not (apart < 1e-4 and abs(mean - mean_there) < 1e-3 * mean):
         raise RuntimeError(f"the two models differ: log-probabilities by {apart:.1e}, {mean=}, {mean_there=}")
     say(f"  same weights: log-probabilities equal to {apart:.0e}, loss {mean:.4f} and {mean_there:.4f}")
 
@@ -447,7 +446,6 @@ def parse_args(parser: ArgumentParser, argv: list[str] | None) -> argparse.Names
 def measure(args: argparse.Namespace) -> dict:
     """All parts -> what --json gets. ValueError, before anything is timed, where the files will not do."""
     device, languages = args.device, ("de", "en")
-    torch.set_float32_matmul_precision("high")
     if "decode" in args.parts:
         model, tokenizer, checkpoint = load_translator(args.checkpoint, device)
         languages = checkpoint["run"]["src"], checkpoint["run"]["tgt"]

@@ -24,7 +24,6 @@ def start(
         device = choose_device(args.device)
     except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
-    torch.set_float32_matmul_precision("high")
     precision, why = choose_precision("auto", device)
     say(f"device {device_name(device)}; {precision} ({why}); torch {torch.__version__}")
     return args, device, precision

@@ -349,7 +349,6 @@ def main(argv: list[str] | None = None) -> int:
     elif args.table:
         say_tables(args)
     else:
-        torch.set_float32_matmul_precision("high")  # as train.py does
         try:
             run_all(args, jobs)
         except CheckpointError as error:

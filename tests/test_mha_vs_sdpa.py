@@ -12,8 +12,17 @@ import pytest
 import torch
 
 import mha_vs_sdpa
-from mha_vs_sdpa import SDPAAttention, causal_attention, main, make_contenders, measure, peak_bytes
+from mha_vs_sdpa import (
+    SDPAAttention,
+    causal_attention,
+    check_equal,
+    main,
+    make_contenders,
+    measure,
+    peak_bytes,
+)
 from model import MultiHeadAttention, make_causal_mask, scaled_dot_product_attention
+from train import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
@@ -91,6 +100,21 @@ def test_outputs_and_gradients_are_equal_for_every_mask_shape(both, shape):
     assert len(results[0]) == 10  # output, input gradient, four weights and four biases
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_the_check_computes_without_tf32_and_the_rest_as_before():
+    modules, seen = make_contenders(D, H, CPU), set()
+    modules["SDPA"].register_forward_hook(lambda *_: seen.add(torch.get_float32_matmul_precision()))
+    torch.set_float32_matmul_precision("high")
+    check_equal(modules)
+    assert seen == {"highest"} and torch.get_float32_matmul_precision() == "high"
+
+
+def test_run_script_allows_tf32():
+    torch.set_float32_matmul_precision("highest")
+    with pytest.raises(SystemExit) as ended:
+        run_script(lambda: 5 if torch.get_float32_matmul_precision() == "high" else 1)
+    assert ended.value.code == 5
 
 
 def test_is_causal_equals_the_causal_mask(both):
@@ -298,7 +322,8 @@ def test_table(capsys, monkeypatch):
     clock = iter(range(1, 1000))  # 1 ms, 2 ms, ...: medians known beforehand
     monkeypatch.setattr(mha_vs_sdpa, "milliseconds", lambda call, device: float(next(clock)))
     monkeypatch.setitem(mha_vs_sdpa.PASSES, "forward + backward", mha_vs_sdpa.forward)
-    monkeypatch.delitem(mha_vs_sdpa.CONTENDERS, "tiles")
+    others = {name: kind for name, kind in mha_vs_sdpa.CONTENDERS.items() if name != "tiles"}
+    monkeypatch.setattr(mha_vs_sdpa, "CONTENDERS", others)
     assert main([*SMALL, "--length", "32", "--repeats", "3"]) == 0
     out = capsys.readouterr().out
     # Calls 1 and 2 are the warm-up; then B A, A B, B A: by hand 4 5 8, SDPA 3 6 7.

@@ -15,6 +15,7 @@ from test_translation_train import TINY, no_tensorboard, read  # noqa: F401  (th
 
 import translation.train as tt
 from translation.data import TransformerBatchSampler
+from translation.distributed import own_device
 
 # Some gradients are longer than --clip and some are not: Adam alone would not notice a wrong factor in all.
 QUIET = [*TINY, "--dropout", "0", "--seed", "3", "--save-every", "0", "--clip", "0.4"]
@@ -48,6 +49,21 @@ class Joined(TransformerBatchSampler):
         if not self.joined:
             return super().__iter__()
         return iter([a + b for a, b in zip(self._batches[::2], self._batches[1::2], strict=True)])
+
+
+def test_too_few_gpus_are_noticed_in_every_process(monkeypatch):
+    """Rank 0, which speaks for all, must not go on to wait for those that have no GPU."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for local in range(4):
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        assert own_device(torch.device("cpu")) == torch.device("cpu")
+        with pytest.raises(ValueError, match="--nproc-per-node: every process needs a GPU.* has 2"):
+            own_device(torch.device("cuda"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert own_device(torch.device("cuda")) == torch.device("cuda", 1)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,8 @@ def own_device(device: torch.device) -> torch.device:
     local = int(os.environ.get("LOCAL_RANK", 0))
     if device.type != "cuda" or "LOCAL_RANK" not in os.environ:
         return device
-    if local >= torch.cuda.device_count():
+    here = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # processes on this machine
+    if here > torch.cuda.device_count():  # then none of them may go on to wait for the others
         raise ValueError(
             f"torchrun --nproc-per-node: every process needs a GPU, and this machine has "
             f"{torch.cuda.device_count()}"
@@ -47,12 +48,12 @@ def own_device(device: torch.device) -> torch.device:
 
 
 @contextlib.contextmanager
-def process_group() -> Iterator[None]:
+def process_group(device: torch.device) -> Iterator[None]:
     """Within: the processes that torchrun started know each other. Waits at the start for all of them."""
     if started() == 1:
         yield
         return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
     # Rank 0 validates and translates alone while the others wait: longer than the usual limit of minutes.
     dist.init_process_group(backend, timeout=datetime.timedelta(hours=2))
     try:

@@ -53,6 +53,7 @@ from train import (
     load_checkpoint,
     loss_sum,
     noam_lambda,
+    random_state,
     rebuild,
     replacing,
     restore,
@@ -164,7 +165,11 @@ def train_step(
 
 
 def load_batch(dataset: LangPairDataset, rows: list[int], device: torch.device) -> dict[str, Tensor]:
-    return {name: ids.to(device) for name, ids in collate([dataset[i] for i in rows]).items()}
+    """Rows of the dataset, of `collate`. A GPU still at work on the batch before is not waited for."""
+    batch = collate([dataset[i] for i in rows])
+    if device.type == "cuda":
+        return {name: ids.pin_memory().to(device, non_blocking=True) for name, ids in batch.items()}
+    return {name: ids.to(device) for name, ids in batch.items()}
 
 
 def validation_loss(
@@ -543,11 +548,10 @@ class Run:
         ValueError, and the one before stays, where the weights have become useless.
         """
         self.check_finite()
-        cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
         state = {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
-            "rng": from_all({"cpu": torch.get_rng_state(), "cuda": cuda}),
+            "rng": from_all(random_state(self.device)),
             "position": self.position,
             "totals": self.totals.tolist(),
             "seconds": self.seconds,
@@ -603,6 +607,8 @@ class Run:
                     raise Interrupted
         finally:
             todo.close()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
             self.seconds += time.perf_counter() - mark
 
     def measure(self, stop: threading.Event) -> dict:
@@ -743,7 +749,8 @@ def open_tensorboard(run: Run):
 
 def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
     """The whole run -> exit status. ValueError, one line, where it cannot be done."""
-    torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
+    # cuDNN's attention plans anew for each shape of batch, and here nearly every batch has its own.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     run = Run(args, checkpoint)
     run.describe()
     writer = open_tensorboard(run) if rank() == 0 else None
@@ -758,8 +765,11 @@ def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
                     f"stopped after epoch {run.epoch}: no new best in {args.patience} scores (--patience)"
                 )
             training = False  # from here on the model holds other weights, and last.pt is as it should be
-            if rank() == 0:
-                run.finish(stop)
+            try:
+                if rank() == 0:
+                    run.finish(stop)
+            finally:
+                from_first(None)  # all leave together
         except Interrupted:
             if training:
                 run.save()
@@ -778,7 +788,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     try:
         args, checkpoint = parse_args(parser, argv)
-        with process_group():  # by now every process has seen --out as it was
+        with process_group(args.device):  # by now every process has seen --out as it was
             return train(args, checkpoint)
     except ModuleNotFoundError as error:
         parser.error(f"{error.name} is not installed: pip install -r translation/requirements.txt")
