@@ -39,7 +39,6 @@ class RandomisedPositions(TokenAndPosition):
     def __init__(self, vocab_size: int, d_model: int, dropout: float, source: nn.Module | None = None):
         super().__init__(vocab_size, d_model, RANGE, dropout)
         self.sources = [source or self]  # in a list it is no part of this module
-        self.rows = torch.empty(0, RANGE, dtype=torch.long)
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         source = self.sources[0]

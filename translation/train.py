@@ -166,10 +166,8 @@ def train_step(
 
 def load_batch(dataset: LangPairDataset, rows: list[int], device: torch.device) -> dict[str, Tensor]:
     """Rows of the dataset, of `collate`. A GPU still at work on the batch before is not waited for."""
-    batch = collate([dataset[i] for i in rows])
-    if device.type == "cuda":
-        return {name: ids.pin_memory().to(device, non_blocking=True) for name, ids in batch.items()}
-    return {name: ids.to(device) for name, ids in batch.items()}
+    batch, gpu = collate([dataset[i] for i in rows]), device.type == "cuda"
+    return {n: (ids.pin_memory() if gpu else ids).to(device, non_blocking=gpu) for n, ids in batch.items()}
 
 
 def validation_loss(
