@@ -9,7 +9,6 @@ beside the references. Each score comes with sacreBLEU's signature, which says h
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ import torch
 
 from train import (
     ArgumentParser,
-    CheckpointError,
     check_file,
     choose_device,
     device_name,
@@ -30,7 +28,7 @@ from train import (
 from translation.decode import translate_lines
 from translation.prepare import load_split
 from translation.train import corpus_bleu, load_translator
-from translation.translate import add_decoding_options, write_lines
+from translation.translate import add_decoding_options, run_main, write_lines
 
 
 def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, tuple[float, str]]:
@@ -97,15 +95,7 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
-    sys.stdout.reconfigure(encoding="utf-8")
-    args = parser.parse_args(argv)
-    try:
-        run(args)
-    except CheckpointError as error:
-        parser.error(f"--checkpoint {error}")
-    except ValueError as error:
-        parser.error(" ".join(str(error).split()))
-    return 0
+    return run_main(parser, lambda: run(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ A blank line stays blank. In Python: `translate(["Ein Hund schläft."])`.
 import argparse
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -150,16 +150,20 @@ def run(args: argparse.Namespace) -> None:
             done += len(block)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = build_parser()
+def run_main(parser: ArgumentParser, job: Callable[[], None]) -> int:
+    """Do the job -> 0; what its user got wrong ends the program with one line and status 2."""
     sys.stdout.reconfigure(encoding="utf-8")  # also where the system's own encoding is another
     try:
-        run(parse_args(argv))
+        job()
     except CheckpointError as error:
         parser.error(f"--checkpoint {error}")
     except ValueError as error:
         parser.error(" ".join(str(error).split()))
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_main(build_parser(), lambda: run(parse_args(argv)))
 
 
 if __name__ == "__main__":
