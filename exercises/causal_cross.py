@@ -66,13 +66,14 @@ def table(measured: dict) -> list[list]:
 def draw(results: dict, measured: dict, path) -> None:
     figure = new_figure(7.0, 3.8)
     axes = figure.subplots()
-    for (name, values), style in zip(prefer(measured).items(), STYLES, strict=False):
+    curves, recipe = prefer(measured)
+    for (name, values), style in zip(curves.items(), STYLES, strict=False):
         axes.plot(range(1, len(values) + 1), values, label=name, **style)
     axes.set_xticks(range(1, MAX_LEN + 2), [*range(1, MAX_LEN + 1), "<eos>"])
     axes.set(xlabel="place in the answer (12 digits)", ylabel="token accuracy, forced", ylim=(0, 1.04))
     axes.axhline(0.1, color="0.6", lw=0.8)
     axes.text(1, 0.115, "a guess", size=8, color="0.4")
-    axes.set_title("Causal mask on cross-attention", size=11)
+    axes.set_title(f"Causal mask on cross-attention; {recipe}", size=11)
     axes.legend()
     figure.savefig(path, dpi=150)
 

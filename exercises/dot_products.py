@@ -85,9 +85,10 @@ def table(measured: dict) -> list[list]:
 
 def draw(results: dict, measured: dict, path) -> None:
     figure = new_figure(9.0, 4.0)
+    models, recipe = prefer(measured)
     for axes, when in zip(figure.subplots(1, 2), ("start", "trained"), strict=True):
-        models = {name: found for name, found in prefer(measured).items() if name.endswith(when)}
-        for number, (name, found) in enumerate(models.items()):
+        shown = {name: found for name, found in models.items() if name.endswith(when)}
+        for number, (name, found) in enumerate(shown.items()):
             places = [row + 0.4 * number for row in range(len(SPLIT))]
             bars = axes.barh(
                 places,
@@ -105,7 +106,7 @@ def draw(results: dict, measured: dict, path) -> None:
         axes.set(xlabel="spread over the keys (root mean square)")
         axes.set_title("at the start" if when == "start" else "after training", size=10)
         axes.legend()
-    figure.suptitle("Scores of the first encoder layer, query·key, by where they come from", size=11)
+    figure.suptitle(f"Scores of the first encoder layer, query·key, by their parts; {recipe}", size=11)
     figure.savefig(path, dpi=150)
 
 

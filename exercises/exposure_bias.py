@@ -100,8 +100,11 @@ def table(measured: dict) -> list[list]:
 def draw(results: dict, measured: dict, path) -> None:
     figure = new_figure(10.0, 4.0)
     left, right = figure.subplots(1, 2)
-    found = prefer(measured)
-    for name, colour in (("recipe", "C0"), ("early", "C1")):
+    found, recipe = prefer(measured)
+    for name, look in (
+        ("recipe", dict(color="C0")),
+        ("early", dict(color="C1", markerfacecolor="white")),
+    ):
         lengths = [int(n) for n in found[name]["lengths"]]
         for (what, label), style in zip(
             (("forced", "token, forced"), ("free", "token, free"), ("exact_match", "exact match")),
@@ -109,11 +112,11 @@ def draw(results: dict, measured: dict, path) -> None:
             strict=False,
         ):
             values = [row[what] for row in found[name]["lengths"].values()]
-            left.plot(lengths, values, label=f"{name}: {label}", **style | dict(color=colour))
+            left.plot(lengths, values, label=f"{name}: {label}", **style | look)
         shares = found[name]["spoiled"]["shares"]
-        style = STYLES[0 if name == "recipe" else 1] | dict(color=colour)
+        style = STYLES[0 if name == "recipe" else 1] | look
         right.plot([row["share"] for row in shares], [row["accuracy"] for row in shares], label=name, **style)
-    left.set(xlabel="digits", ylabel="share right", ylim=(0, 1.04), title="By length")
+    left.set(xlabel="digits", ylabel="share right", ylim=(0, 1.04), title=f"By length; {recipe}")
     left.legend(fontsize=8)
     right.set(xlabel="share of the prefix's digits that are wrong", ylabel="token accuracy", ylim=(0, 1.04))
     right.set_title("After a spoiled prefix, 12 digits")

@@ -21,9 +21,13 @@ STYLES = [
 WHAT = {"chapter": "chapter's recipe", "fast": "fast recipe"}
 
 
-def prefer(measured: dict[str, list[dict]]) -> dict:
-    """recipe -> measurements, one per seed: the first seed's, of the chapter's recipe if it was run."""
-    return next(measured[recipe][0] for recipe in ("chapter", "fast", "") if measured.get(recipe))
+def prefer(measured: dict[str, list[dict]]) -> tuple[dict, str]:
+    """recipe -> measurements, one per seed: the first seed's, of the chapter's recipe if it was run.
+
+    Beside it words for the picture: which recipe it was.
+    """
+    recipe = next(recipe for recipe in ("chapter", "fast", "") if measured.get(recipe))
+    return measured[recipe][0], WHAT.get(recipe, "")
 
 
 def apart(values: list[float], gap: float) -> list[float]:
@@ -64,12 +68,13 @@ def draw_epochs(axes, lines: dict[str, list[dict]]) -> None:
             exact = [row["val_exact_match"] for row in result["history"]]
             axes.plot(epochs, exact, alpha=1.0 if number == 0 else 0.35, clip_on=False, **style)
             last = max(last, *epochs)
-    ends = [seeds[0]["history"][-1]["val_exact_match"] for seeds in lines.values()]
-    for label, end, place, style in zip(lines, ends, apart(ends, 0.05), STYLES, strict=False):
+    rows = [seeds[0]["history"][-1] for seeds in lines.values()]
+    places = apart([row["val_exact_match"] for row in rows], 0.05)
+    for label, row, place, style in zip(lines, rows, places, STYLES, strict=False):
         arrow = dict(arrowstyle="-", color="0.6", lw=0.6, relpos=(0, 0.5))
         axes.annotate(
             label,
-            (last, end),
+            (row["epoch"], row["val_exact_match"]),
             (last * 1.06, place),
             va="center",
             size=8.5,

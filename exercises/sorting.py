@@ -77,7 +77,8 @@ def table(measured: dict) -> list[list]:
 
 
 def draw(results: dict, measured: dict, path) -> None:
-    maps = prefer(measured)["maps"]
+    found, recipe = prefer(measured)
+    maps = found["maps"]
     figure = new_figure(10.0, 4.8)
     for axes, one in zip(figure.subplots(1, len(maps)), maps, strict=True):
         image = axes.imshow(one["weights"], cmap="Blues", vmin=0.0, vmax=1.0)
@@ -91,7 +92,7 @@ def draw(results: dict, measured: dict, path) -> None:
                 colour = "white" if value > 0.6 else "black"
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, size=8)
     figure.colorbar(image, ax=figure.axes, label="attention weight", aspect=25)
-    figure.suptitle("Sorting: cross-attention of the last layer, mean of heads", size=11)
+    figure.suptitle(f"Sorting: cross-attention of the last layer, mean of heads; {recipe}", size=11)
     figure.savefig(path, dpi=150)
 
 

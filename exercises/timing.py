@@ -68,7 +68,7 @@ def table(measured: dict) -> list[list]:
 
 def draw(results: dict, measured: dict, path) -> None:
     figure = new_figure(10.0, 4.2)
-    rows = prefer(measured)["rows"]
+    rows = prefer(measured)[0]["rows"]
     for axes, grows in zip(figure.subplots(1, 2, sharey=True), ("source", "target"), strict=True):
         chosen = [row for row in rows if row["grows"] == grows]
         for name, style in zip(rows[0]["ms"], STYLES, strict=False):
