@@ -40,13 +40,13 @@ EXERCISE = Exercise(
         DEFAULT,
         Variant(
             "default-unscaled",
-            "default, no √d_model",
+            "default start, no √d_model",
             lambda run: started(run, embedding=True, linear=True, scaled=False),
         ),
         Variant("default-embeddings", "default embeddings", lambda run: started(run, embedding=True)),
         Variant(
             "default-embeddings-unscaled",
-            "the same, no √d_model",
+            "default embeddings, no √d_model",
             lambda run: started(run, embedding=True, scaled=False),
         ),
         Variant("default-linear", "default Linear", lambda run: started(run, linear=True)),
