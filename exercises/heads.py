@@ -12,5 +12,5 @@ def variant(heads: int) -> Variant:
 
 EXERCISE = Exercise(
     "Exercise 3: the number of heads",
-    (variant(1), variant(2), RECIPE._replace(label="4 heads"), variant(8)),
+    (variant(1), variant(2), RECIPE._replace(label="4 heads, the recipe"), variant(8)),
 )
