@@ -72,7 +72,7 @@ def draw(results: dict, measured: dict, path) -> None:
     axes.set_xticks(range(1, MAX_LEN + 2), [*range(1, MAX_LEN + 1), "<eos>"])
     axes.set(xlabel="place in the answer (12 digits)", ylabel="token accuracy, forced", ylim=(0, 1.04))
     axes.axhline(0.1, color="0.6", lw=0.8)
-    axes.text(1, 0.115, "a guess", size=8, color="0.4")
+    axes.text(MAX_LEN + 1, 0.115, "a guess", size=8, color="0.4", ha="right")
     axes.set_title(f"Causal mask on cross-attention; {recipe}", size=11)
     axes.legend()
     figure.savefig(path, dpi=150)

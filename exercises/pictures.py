@@ -88,16 +88,22 @@ def draw_epochs(axes, lines: dict[str, list[dict]]) -> None:
 
 
 def draw_seeds(axes, lines: dict[str, list[dict]]) -> None:
-    """label -> results: a row for each, a mark for each seed, in figures the mean and the range."""
+    """label -> results: a row for each, a mark for each seed, in figures the mean and the range.
+
+    Where all are near 1 the axis begins near the lowest, so that the spread can be seen.
+    """
+    lowest = min(result["exact_match"] for seeds in lines.values() for result in seeds)
+    left, right = (-0.02, 1.02) if lowest < 0.9 else (1 - 1.5 * (1 - lowest) - 1e-3, 1 + 0.1 * (1 - lowest))
     for row, (seeds, style) in enumerate(zip(lines.values(), STYLES, strict=False)):
         exact = [result["exact_match"] for result in seeds]
         marks = dict(style, linestyle="none", clip_on=False)
         axes.plot(exact, [row] * len(exact), **marks)
-        mean, side = sum(exact) / len(exact), "right" if min(exact) > 0.5 else "left"
+        mean = sum(exact) / len(exact)
+        side = "right" if mean > (left + right) / 2 else "left"
         text = f"{mean:.4f}" + (f" ({min(exact):.4f} to {max(exact):.4f})" if len(exact) > 1 else "")
         axes.annotate(text, (mean, row), (0, 7), textcoords="offset points", ha=side, size=8)
     axes.set_yticks(range(len(lines)), list(lines))
-    axes.set(xlabel="exact match, unseen strings", xlim=(-0.02, 1.02), ylim=(len(lines) - 0.5, -0.6))
+    axes.set(xlabel="exact match, unseen strings", xlim=(left, right), ylim=(len(lines) - 0.5, -0.6))
     axes.grid(axis="x", alpha=0.3)
 
 

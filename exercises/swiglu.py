@@ -34,5 +34,5 @@ def swiglu(run: dict) -> Transformer:
 
 EXERCISE = Exercise(
     "Exercise 6: SwiGLU at equal parameters",
-    (RECIPE._replace(label="GELU"), Variant("swiglu", "SwiGLU", swiglu)),
+    (RECIPE._replace(label="GELU, the recipe"), Variant("swiglu", "SwiGLU", swiglu)),
 )
