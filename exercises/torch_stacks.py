@@ -76,7 +76,7 @@ def table(measured: dict) -> list[list]:
 EXERCISE = Exercise(
     "Exercise 7: nn.Transformer in place of the stacks",
     (
-        RECIPE._replace(label="model.py"),
+        RECIPE._replace(label="model.py, the recipe"),
         Variant("torch-stacks", "nn.Transformer", lambda run: twin(make_model(run)), slower=1.4),
     ),
     measure=measure,
