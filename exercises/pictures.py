@@ -26,8 +26,8 @@ def prefer(measured: dict[str, list[dict]]) -> tuple[dict, str]:
 
     Beside it words for the picture: which recipe it was.
     """
-    recipe = next(recipe for recipe in ("chapter", "fast", "") if measured.get(recipe))
-    return measured[recipe][0], WHAT.get(recipe, "")
+    recipe = next(recipe for recipe in WHAT if measured.get(recipe))
+    return measured[recipe][0], WHAT[recipe]
 
 
 def apart(values: list[float], gap: float) -> list[float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.decode_time import endless_model
 from benchmarks.timing import compare
 from exercises.common import Exercise
-from exercises.pictures import STYLES, prefer
+from exercises.pictures import STYLES
 from model import Transformer
 from train import BOS_ID, NUM_OFFSET, evaluating
 from viz import new_figure
@@ -68,7 +68,7 @@ def table(measured: dict) -> list[list]:
 
 def draw(results: dict, measured: dict, path) -> None:
     figure = new_figure(10.0, 4.2)
-    rows = prefer(measured)[0]["rows"]
+    rows = measured[""][0]["rows"]
     for axes, grows in zip(figure.subplots(1, 2, sharey=True), ("source", "target"), strict=True):
         chosen = [row for row in rows if row["grows"] == grows]
         for name, style in zip(rows[0]["ms"], STYLES, strict=False):
