@@ -1,4 +1,4 @@
-"""Is the model right? Checked before any training. Chapter section 20.8. Run `python -m pytest`.
+"""Is the model right? Checked before any training. Chapter section 20.8. Run `python test_model.py`.
 
 Every `check_...` takes a model and raises AssertionError when it breaks the property. Beside it stands a
 negative control: the same check on a model that is wrong on purpose must fail. tests/test_pitfalls.py uses
@@ -6,6 +6,7 @@ the checks again, on the chapter's eleven pitfalls.
 """
 
 import math
+import sys
 
 import pytest
 import torch
@@ -310,3 +311,7 @@ def test_shapes_are_what_the_docstrings_say():
     for per_layer in weights.values():
         for w in per_layer:
             assert same(w.sum(-1), torch.ones(w.shape[:-1]))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

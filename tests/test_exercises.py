@@ -2,12 +2,10 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from processes import ENCODING, ROOT, STRICT, own_warnings, run_python
 
 import train
 from exercises import (
@@ -27,7 +25,6 @@ from exercises import (
 )
 from exercises.common import run_of, strings_of_length
 
-ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = {v.name: v for exercise in run.EXERCISES.values() for v in exercise.variants}
 TINY = dict(samples=64, batch_size=16, warmup=2)
 
@@ -417,10 +414,9 @@ def test_list_and_table_show_all(whole, capsys):
 
 
 def test_as_a_program_under_strict_warnings_it_writes_nothing_unasked(empty):
-    strict = ["-W", "error::DeprecationWarning", "-W", "error::FutureWarning", "-X", "warn_default_encoding"]
-    command = [sys.executable, *strict, "-m", "exercises.run", "--list", *folders(empty)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert process.returncode == 0 and str(ROOT) not in process.stderr
+    command = [*STRICT, *ENCODING, "-m", "exercises.run", "--list", *folders(empty)]
+    process = run_python(*command, folder=ROOT)
+    assert process.returncode == 0 and not own_warnings(process.stderr)
     assert "norm                    0/32 runs" in process.stdout
     assert not list((empty / "results").iterdir()) and not list((empty / "pictures").iterdir())
 

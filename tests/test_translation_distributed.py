@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("sentencepiece")
 pytest.importorskip("sacrebleu")
 
-from test_cli import ROOT
+from processes import ROOT
 from test_translation_train import TINY, no_tensorboard, read  # noqa: F401  (the fixture acts on its own)
 
 import translation.train as tt

@@ -4,14 +4,11 @@ import gzip
 import hashlib
 import http.client
 import io
-import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
+from processes import ENCODING, ROOT, STRICT, own_warnings, run_python
 
 pytest.importorskip("sentencepiece", reason="the translation part needs sentencepiece")
 
@@ -19,7 +16,6 @@ from translation import prepare  # noqa: E402
 from translation.data import Tokenizer  # noqa: E402
 from translation.sample import SAMPLE, split_sample  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
 SUMS = ROOT.parent / "shared" / "multi30k" / "SHA256SUMS"
 FILES = {name: gzip.compress(f"{name} eins\n{name} zwei\n".encode(), mtime=0) for name in prepare.SHA256}
 
@@ -230,24 +226,14 @@ def test_unusable_options_are_one_line(argv, words, tmp_path, monkeypatch, capsy
 
 
 def test_script_runs_under_strict_warnings_and_help_shows_defaults(tmp_path):
-    strict = ["-X", "warn_default_encoding", "-W", "error::DeprecationWarning", "-W", "error::FutureWarning"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    strict = [*STRICT, *ENCODING, "-m", "translation.prepare"]
+    variables = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(*options):
-        command = [sys.executable, *strict, "-m", "translation.prepare", *options]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
-        )
+        return run_python(*strict, *options, folder=tmp_path, **variables)
 
     done = run("--sample")
-    assert done.returncode == 0 and str(ROOT) not in done.stderr, (
-        done.stderr
-    )  # libraries' warnings are theirs
+    assert done.returncode == 0 and not own_warnings(done.stderr), done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["data", "sentences", "subwords", "pairs", "batches"]
     assert "train 128, val 16, test 16" in lines[1] and "% padding" in lines[4]

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("sentencepiece")
 pytest.importorskip("sacrebleu")
 
-from test_cli import ROOT
+from processes import ROOT
 from test_translation_train import TINY
 
 import translation.evaluate as evaluate
