@@ -15,41 +15,45 @@ Run `python mha_vs_sdpa.py`; add `--lengths 256,512,1024,2048` for the growth wi
 """
 
 import argparse
-import contextlib
 import json
 import math
-import os
-import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
-from model import PAD_ID, MultiHeadAttention, fused_attention, make_causal_mask, make_padding_mask
-from train import (
-    ArgumentParser,
+from model import PAD_ID, MultiHeadAttention, make_causal_mask, make_padding_mask
+from toolbox.command_line import ArgumentParser, integer, run_script, say, show_progress
+from toolbox.device import (
     add_device_option,
+    add_precision_option,
     choose_device,
     choose_precision,
     device_name,
-    integer,
-    run_script,
-    say,
-    show_progress,
 )
-from viz import check_picture, new_figure
+from toolbox.figures import DPI, check_picture, new_figure
+from toolbox.measure import (
+    NotEqual,
+    attempt,
+    largest_difference,
+    out_of_memory,
+    peak_bytes,
+    quartiles,
+    sdpa_kernels,
+    take_turns,
+    without_tf32,
+)
 
 CHECK_BATCH, CHECK_LENGTH = 2, 200  # shape of the equality check: more than one tile, the last one cut short
 LIMIT = 1e-4  # largest difference that still counts as equal, fp32 without TF32
 ROUGH_LIMIT = 2e-2  # the same for the outputs that are timed, in bf16 or TF32
 PICTURE = "mha_vs_sdpa.png"
+
+
+# ------------------------------------------------------------------------------------------- the contenders
 
 
 def tiled_attention(
@@ -63,8 +67,12 @@ def tiled_attention(
         z' = z e^(m - m') + sum_j e^(s_j - m')        o' = o e^(m - m') + sum_j e^(s_j - m') v_j
 
     After the last tile o / z is the answer. q [B, h, Lq, d_k], k and v [B, h, Lk, d_k], mask bool, [B, h, Lq,
-    Lk] with 1 for any but Lk, True = masked -> [B, h, Lq, d_k]. Source: Milakov & Gimelshein 2018, Dao et al.
+    Lk] with 1 for any but Lk, True = masked -> [B, h, Lq, d_k]. `is_causal=True` stands for
+    `make_causal_mask`; ValueError with a mask beside it, or when Lq != Lk.
+    Source: Milakov & Gimelshein 2018; Dao et al. 2022.
     """
+    if is_causal and (mask is not None or q.size(2) != k.size(2)):
+        raise ValueError("is_causal: needs queries and keys of one length, and no mask beside it")
     scale, lowest, outputs = q.size(-1) ** -0.5, torch.finfo(torch.float32).min, []
     if mask is not None:
         mask = mask.expand(-1, -1, q.size(2), k.size(2))
@@ -72,9 +80,8 @@ def tiled_attention(
         rows = slice(top, top + tile)
         o = torch.zeros_like(q[:, :, rows], dtype=torch.float32)  # (B, h, tile, d_k)
         z, m = torch.zeros_like(o[..., :1]), torch.full_like(o[..., :1], lowest)
-        for left in range(
-            0, top + tile if is_causal else k.size(2), tile
-        ):  # tiles above the diagonal: skipped
+        end = top + tile if is_causal else k.size(2)  # tiles above the diagonal are skipped
+        for left in range(0, end, tile):
             columns = slice(left, left + tile)
             s = (q[:, :, rows] @ k[:, :, columns].transpose(-2, -1)).float() * scale  # (B, h, tile, tile)
             if is_causal and left == top:
@@ -90,234 +97,89 @@ def tiled_attention(
     return torch.cat(outputs, dim=2)
 
 
-class CausalAttention(MultiHeadAttention):
-    """`MultiHeadAttention` with the same weights and another inside, the subclass's `attend`.
-
-    query [B, Lq, d_model], key and value [B, Lk, d_model], mask bool, broadcastable to [B, h, Lq, Lk],
-    True = masked -> output [B, Lq, d_model], None: there are no weights to hand back.
-    `is_causal=True` stands for `make_causal_mask`; ValueError with a mask beside it, or when Lq != Lk.
-
-    A row with every key masked comes out as 0 through SDPA (torch >= 2.5), as the mean of V from the others.
-    Both are meaningless; comparisons leave such rows out.
-    """
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        raise NotImplementedError
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
-    ) -> tuple[Tensor, None]:
-        if is_causal and (mask is not None or query.size(1) != key.size(1)):
-            raise ValueError("is_causal: needs queries and keys of one length, and no mask beside it")
-        q, k, v = self._split(self.W_q(query)), self._split(self.W_k(key)), self._split(self.W_v(value))
-        return self.W_o(self._merge(self.attend(q, k, v, mask, is_causal))), None
-
-
-class TiledAttention(CausalAttention):
-    """Through `tiled_attention`; no dropout."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        return tiled_attention(q, k, v, mask, is_causal)
-
-
-class SDPAAttention(CausalAttention):
-    """Through PyTorch's fused kernel. With a mask this is `Transformer(..., attention="sdpa")`'s own path."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        if not is_causal:
-            return fused_attention(q, k, v, mask, self.drop)[0]
-        dropout = self.drop.p if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-
-
-# The first one is what all others are compared with; each is a MultiHeadAttention that takes its weights.
-CONTENDERS: dict[str, type[MultiHeadAttention]] = {
-    "by hand": MultiHeadAttention,
-    "tiles": TiledAttention,
-    "SDPA": SDPAAttention,
-}
-FORWARD_ONLY = ("tiles",)
-
-
-def make_contenders(d_model: int, heads: int, device: torch.device | str) -> dict[str, MultiHeadAttention]:
-    """One module per contender on `device`, all with the same weights and no dropout."""
+def make_attention(d_model: int, heads: int, device: torch.device | str) -> MultiHeadAttention:
+    """The weights that all contenders share, without dropout."""
     torch.manual_seed(0)
-    modules = {name: kind(d_model, heads, dropout=0.0).to(device) for name, kind in CONTENDERS.items()}
-    first, *others = modules.values()
-    for module in others:
-        module.load_state_dict(first.state_dict())
-    return modules
+    return MultiHeadAttention(d_model, heads, dropout=0.0).to(device)
 
 
-def causal_attention(module: MultiHeadAttention, x: Tensor) -> Tensor:
-    """x [B, L, d_model] -> [B, L, d_model], position i seeing 0..i: the call that is checked and timed."""
-    if isinstance(module, CausalAttention):
-        return module(x, x, x, is_causal=True)[0]
-    return module(x, x, x, make_causal_mask(x.size(1), x.device))[0]
+def project(mha: MultiHeadAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x [B, L, d_model] -> q, k, v [B, h, L, d_k]."""
+    return mha._split(mha.W_q(x)), *mha.keys_values(x, x)
+
+
+# Each contender: x [B, L, d_model] -> [B, L, d_model]; causal, or with a mask as MultiHeadAttention takes it.
+# A row with every key masked comes out as 0 through SDPA (torch >= 2.5) and as the mean of V from the others:
+# both are meaningless, and comparisons leave such rows out.
+
+
+def by_hand(mha: MultiHeadAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    mask = make_causal_mask(x.size(1), x.device) if mask is None else mask
+    return mha(x, x, x, attn_mask=mask)[0]
+
+
+def in_tiles(mha: MultiHeadAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    context = tiled_attention(*project(mha, x), mask, is_causal=mask is None)
+    return mha.W_o(mha._merge(context))
+
+
+def through_sdpa(mha: MultiHeadAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    keep = None if mask is None else ~mask  # SDPA's bool masks have the opposite sense: True = may be seen
+    context = F.scaled_dot_product_attention(*project(mha, x), attn_mask=keep, is_causal=mask is None)
+    return mha.W_o(mha._merge(context))
+
+
+FIRST = "by hand"  # what all others are compared with
+CONTENDERS = {FIRST: by_hand, "tiles": in_tiles, "SDPA": through_sdpa}
+FORWARD_ONLY = ("tiles",)
 
 
 # ----------------------------------------------------------------------------------------------- same result
 
 
-class NotEqual(RuntimeError):
-    """Two contenders disagree; the message is one line that says where and by how much."""
-
-
-def largest_difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    """Over all entries of all pairs of tensors; NaN if there is one anywhere."""
-    return torch.stack([(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)]).max().item()
-
-
-@contextlib.contextmanager
-def without_tf32() -> Iterator[None]:
-    """Within: fp32 products in full, so that a difference between two ways is a mistake and not rounding."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 @without_tf32()
-def check_equal(modules: dict[str, MultiHeadAttention]) -> dict[str, dict[str, float]]:
+def check_equal(mha: MultiHeadAttention) -> dict[str, dict[str, float]]:
     """Outputs and gradients of every contender against the first, causal and with padding, as fp32.
 
     -> contender -> largest differences: "causal output", "causal gradients", "padding output", "padding
     gradients", and last "wrong sense", the output's when the mask goes in without `~`. NotEqual when one of
     the first four exceeds LIMIT, or the last is so small that the check must be blind.
     """
-    first, *others = modules
-    weight = modules[first].W_q.weight
-    shape = (CHECK_BATCH, CHECK_LENGTH, weight.size(1))
-    x = torch.randn(shape, device=weight.device, requires_grad=True)
-    cotangent = torch.randn(shape, device=weight.device)  # uneven, so that every entry's gradient counts
-    ids = torch.ones(CHECK_BATCH, CHECK_LENGTH, dtype=torch.long, device=weight.device)
+    device, shape = mha.W_q.weight.device, (CHECK_BATCH, CHECK_LENGTH, mha.W_q.in_features)
+    x = torch.randn(shape, device=device, requires_grad=True)
+    cotangent = torch.randn(shape, device=device)  # uneven, so that every entry's gradient counts
+    ids = torch.ones(CHECK_BATCH, CHECK_LENGTH, dtype=torch.long, device=device)
     ids[0, CHECK_LENGTH // 2 :] = ids[1, CHECK_LENGTH // 4 :] = PAD_ID
     padding = make_padding_mask(ids)  # (B, 1, 1, L)
-    calls = {"causal": causal_attention, "padding": lambda module, x: module(x, x, x, padding)[0]}
 
-    found: dict[str, dict[str, float]] = {name: {} for name in others}
-    for case, call in calls.items():
+    found: dict[str, dict[str, float]] = {name: {} for name in CONTENDERS if name != FIRST}
+    for case, mask in (("causal", None), ("padding", padding)):
         results = {}
-        for name, module in modules.items():
-            y = call(module, x)
-            results[name] = y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], cotangent)
-        for name in others:
-            found[name][f"{case} output"] = largest_difference(results[name][:1], results[first][:1])
-            found[name][f"{case} gradients"] = largest_difference(results[name][1:], results[first][1:])
+        for name, call in CONTENDERS.items():
+            y = call(mha, x, mask)
+            results[name] = y.detach(), *torch.autograd.grad(y, [x, *mha.parameters()], cotangent)
+        for name, differences in found.items():
+            differences[f"{case} output"] = largest_difference(results[name][:1], results[FIRST][:1])
+            differences[f"{case} gradients"] = largest_difference(results[name][1:], results[FIRST][1:])
     for name, differences in found.items():
         for what, off in differences.items():
             if not off <= LIMIT:  # written so that NaN fails too
                 raise NotEqual(
-                    f"{name} is not {first}: {what} off by {off:.1e}, limit {LIMIT:.0e}; not timed"
+                    f"{name} is not {FIRST}: {what} off by {off:.1e}, limit {LIMIT:.0e}; not timed"
                 )
         with torch.no_grad():  # the mask as SDPA alone would want it: True = may be seen
-            wrong = modules[name](x, x, x, ~padding)[0]
-        differences["wrong sense"] = largest_difference([wrong], results[first][:1])
+            wrong = CONTENDERS[name](mha, x, ~padding)
+        differences["wrong sense"] = largest_difference([wrong], results[FIRST][:1])
         if not differences["wrong sense"] > 100 * LIMIT:
             raise NotEqual(f"{name}: a mask of the wrong sense changes nothing, so the check is blind")
     return found
 
 
-# -------------------------------------------------------------------------------------------- time and memory
-
-
-def forward(module: MultiHeadAttention, x: Tensor, precision: str) -> Tensor:
-    """x [B, L, d_model] -> [B, L, d_model], as in inference; bf16 means autocast."""
-    with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        return causal_attention(module, x)
-
-
-def forward_backward(module: MultiHeadAttention, x: Tensor, precision: str) -> None:
-    """x [B, L, d_model], as in training: leaves a .grad at x and at every weight."""
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        y = causal_attention(module, x)
-    y.sum().backward()
-
-
-PASSES = {"forward": forward, "forward + backward": forward_backward}
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """The CPU's allocator raises a plain RuntimeError; only its text tells."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "tried to allocate" in text or "overflow" in text
-
-
-def attempt(call: Callable[[], object]) -> object | None:
-    """What call() returns, or None when memory ran out, with the failed call's tensors gone."""
-    try:
-        return call()
-    except RuntimeError as error:
-        if not out_of_memory(error):
-            raise
-    if torch.cuda.is_available():  # here, not above: until the except block ends, the error holds the tensors
-        torch.cuda.empty_cache()
-    return None
-
-
-def milliseconds(call: Callable[[], object], device: torch.device) -> float:
-    """Duration of one call. A GPU works behind Python's back, so events in its own queue hold the clock."""
-    if device.type != "cuda":
-        start = time.perf_counter()
-        call()
-        return 1000 * (time.perf_counter() - start)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end)
-
-
-def traced(call: Callable[[], object], memory: bool = False) -> profile:
-    """PyTorch's record of what ran on the host during call(), with allocations if wanted."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # some builds of torch announce each profile on stderr
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=memory) as trace:
-        call()
-    return trace
-
-
-def peak_bytes(call: Callable[[], object], device: torch.device) -> int | None:
-    """Most bytes of tensors alive at once during call(), beyond those alive before; None if unknown.
-
-    On a GPU its allocator keeps the count. On the CPU each allocation and release is read from a profile and
-    summed; scratch space inside the math library is not a tensor and not seen. Call it once before: a first
-    call also sets up workspaces.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    trace = traced(call, memory=True)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        trace.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]"]
-    alive = peak = 0
-    for _, change in sorted(changes, key=lambda pair: pair[0]):
-        alive += change
-        peak = max(peak, alive)
-    return peak if changes else None
-
-
-def sdpa_kernels(call: Callable[[], object]) -> list[str]:
-    """The operators behind `F.scaled_dot_product_attention` that really ran in call(), from a profile."""
-    names = {event.key for event in traced(call).key_averages()}
-    return sorted(n for n in names if n.startswith("aten::_scaled_dot_product_") and "backward" not in n)
-
-
-def check_outputs(modules: dict[str, MultiHeadAttention], x: Tensor, precision: str) -> None:
+def check_outputs(mha: MultiHeadAttention, x: Tensor, precision: str) -> None:
     """NotEqual when what is about to be timed on x [B, L, d_model] comes out different."""
     expected = None
-    for name, module in modules.items():
-        y = attempt(partial(forward, module, x, precision))
+    for name in CONTENDERS:
+        y = attempt(partial(forward, name, mha, x, precision))
         if y is None:
             continue
         expected = y if expected is None else expected
@@ -326,47 +188,42 @@ def check_outputs(modules: dict[str, MultiHeadAttention], x: Tensor, precision: 
             raise NotEqual(f"{name}: timed output off by {off:.1e}, limit {ROUGH_LIMIT:.0e}; not timed")
 
 
-def take_turns(
-    calls: dict[str, Callable], clear: Callable, repeats: int, warmup: int, device: torch.device, label: str
-) -> dict[str, list[float]]:
-    """Milliseconds of `repeats` calls per contender, after `warmup` that do not count.
-
-    The contenders alternate and each round turns the order round (A B, B A, A B ...): a machine that slows
-    down slows all alike. One that runs out of memory drops out and is missing from the result.
-    """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(warmup + repeats):
-        show_progress(f"{label}: round {number + 1}/{warmup + repeats}")
-        for name in list(times) if number % 2 == 0 else list(times)[::-1]:
-            clear()
-            elapsed = attempt(partial(milliseconds, calls[name], device))
-            if elapsed is None:
-                del times[name]
-            elif number >= warmup:
-                times[name].append(elapsed)
-    return times
+# -------------------------------------------------------------------------------------------- time and memory
 
 
-def measure(
-    modules: dict[str, MultiHeadAttention], x: Tensor, repeats: int, warmup: int, precision: str
-) -> list[dict]:
+def forward(name: str, mha: MultiHeadAttention, x: Tensor, precision: str) -> Tensor:
+    """x [B, L, d_model] -> [B, L, d_model] by one contender, as in inference; bf16 means autocast."""
+    with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        return CONTENDERS[name](mha, x)
+
+
+def forward_backward(name: str, mha: MultiHeadAttention, x: Tensor, precision: str) -> None:
+    """x [B, L, d_model], as in training: leaves a .grad at x and at every weight."""
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        y = CONTENDERS[name](mha, x)
+    y.sum().backward()
+
+
+PASSES = {"forward": forward, "forward + backward": forward_backward}
+
+
+def measure(mha: MultiHeadAttention, x: Tensor, repeats: int, warmup: int, precision: str) -> list[dict]:
     """Every contender on x [B, L, d_model] -> one dict per pass and contender, the rows of table and JSON.
 
     A ratio says how many times smaller a number is than the first contender's. NotEqual when the outputs
     about to be timed disagree.
     """
-    check_outputs(modules, x, precision)
+    check_outputs(mha, x, precision)
     rows = []
 
     def clear() -> None:
         x.grad = None
-        for module in modules.values():
-            module.zero_grad(set_to_none=True)
+        mha.zero_grad(set_to_none=True)
 
     for what, function in PASSES.items():
         calls = {
-            name: partial(function, module, x, precision)
-            for name, module in modules.items()
+            name: partial(function, name, mha, x, precision)
+            for name in CONTENDERS
             if what == "forward" or name not in FORWARD_ONLY
         }
         times = take_turns(calls, clear, repeats, warmup, x.device, f"L={x.size(1)}, {what}")
@@ -375,7 +232,7 @@ def measure(
             row = {"length": x.size(1), "pass": what, "contender": name, "out_of_memory": name not in times}
             row |= {"median_ms": None, "iqr_ms": None, "peak_bytes": None, "kernels": []}
             if name in times:
-                low, row["median_ms"], high = statistics.quantiles(times[name], n=4, method="inclusive")
+                low, row["median_ms"], high = quartiles(times[name])
                 row["iqr_ms"] = high - low
                 clear()
                 row["peak_bytes"] = attempt(partial(peak_bytes, call, x.device))
@@ -385,7 +242,6 @@ def measure(
                 row[ratio] = group[0][key] / row[key] if group[0][key] and row[key] else None
         clear()
         rows += group
-    show_progress("")
     return rows
 
 
@@ -453,7 +309,7 @@ def draw(rows: list[dict], title: str, path: Path) -> None:
             height = max((math.log(y / unit) - low) / (high - low), height + 0.07)
             text = f"  {name}, {what.replace('forward + backward', 'fwd + bwd')}"
             axes.text(L, height, text, transform=axes.get_xaxis_transform(), va="center", fontsize=8.5)
-    figure.savefig(path, dpi=200)
+    figure.savefig(path, dpi=DPI)
 
 
 # -------------------------------------------------------------------------------------------------- the run
@@ -468,7 +324,7 @@ def increasing_lengths(text: str) -> list[int]:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(prog="mha_vs_sdpa.py", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="mha_vs_sdpa.py", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--batch", type=integer(1, 2**16), default=8, help="sequences at once, B")
     which = parser.add_mutually_exclusive_group()
@@ -479,7 +335,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--repeats", type=integer(2), default=10, help="timed calls of each contender")
     add("--warmup", type=integer(1), default=5, help="calls before them that do not count")
     add_device_option(parser)
-    add("--precision", choices=("auto", "bf16", "fp32"), default="auto", help="auto: bf16 if a GPU has it")
+    add_precision_option(parser)
     add("--out", type=Path, default=PICTURE, help="picture of --lengths")
     add("--json", action="store_true", help="print one JSON document instead of the table")
     args = parser.parse_args(argv)
@@ -507,8 +363,8 @@ def run(args: argparse.Namespace) -> dict:
     shape = f"B={args.batch}, d_model={args.d_model}, h={args.heads}"
     tell(f"shape    {shape}; causal self-attention with projections")
     show_progress("checking that the contenders agree")
-    modules = make_contenders(args.d_model, args.heads, args.device)
-    equality = check_equal(modules)
+    mha = make_attention(args.d_model, args.heads, args.device)
+    equality = check_equal(mha)
     show_progress("")
     for name, found in equality.items():
         *equal, (_, wrong) = found.items()
@@ -518,7 +374,7 @@ def run(args: argparse.Namespace) -> dict:
     rows = []
     for length in args.lengths or [args.length]:
         x = torch.randn(args.batch, length, args.d_model, device=args.device, requires_grad=True)
-        rows += measure(modules, x, args.repeats, args.warmup, args.precision)
+        rows += measure(mha, x, args.repeats, args.warmup, args.precision)
     names = ("batch", "d_model", "heads", "repeats", "warmup", "precision")
     settings = {"device": device, "torch": torch.__version__} | {name: getattr(args, name) for name in names}
     return settings | {"equality": equality, "rows": rows}

@@ -11,47 +11,67 @@ Run `python train.py`; `python train.py --help` lists the options.
 
 import argparse
 import contextlib
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from model import PAD_ID, Transformer
+from model import PAD_ID, KVCache, Transformer
+from toolbox.checkpoint import (
+    CheckpointError,
+    read_checkpoint,
+    rebuild,
+    restore,
+    training_state,
+    write_checkpoint,
+)
+from toolbox.command_line import (
+    ArgumentParser,
+    check_file,
+    check_unchanged,
+    integer,
+    run_script,
+    say,
+    show_progress,
+)
+from toolbox.device import (
+    add_device_option,
+    add_precision_option,
+    choose_device,
+    choose_precision,
+    device_name,
+)
 
 # ------------------------------------------------------------------------------------------------- settings
 
 BOS_ID, EOS_ID = 1, 2
 NUM_OFFSET = 3  # digit d is id d + NUM_OFFSET, after PAD, BOS and EOS
-VOCAB_SIZE = 13  # three special tokens and ten digits
+VOCAB = 13  # three special tokens and ten digits
 MIN_LEN, MAX_LEN = 3, 12  # digits in a string
 SEQ_LEN = MAX_LEN + 2  # room for <bos> and <eos>
 D_MODEL = 128
 
 CHECKPOINT = "reverse_transformer.pt"
-CHECKPOINT_KEYS = ("epoch", "history", "model", "optimizer", "rng", "run", "scheduler", "settings")
 TRAIN_SEED, VAL_SEED, TEST_SEED = 0, 1, 2  # data seeds; --seed is for weights, dropout and shuffling
 VAL_DRAWN, VAL_SCORED = 1000, 500  # the strings scored after each epoch are the same ones every time
 TEST_SIZE = 10_000  # unseen strings for the report at the end
-LOSS_CHUNK = 2**22  # logits the loss takes at a time: 16 MB, where a translator's batch has 80
 ADAM = dict(lr=1.0, betas=(0.9, 0.98), eps=1e-9)  # lr 1.0 because the schedule gives the whole rate
 DEMO = "73095"
 
-# The first four of each are the defaults of options. peak: the highest learning rate, from where it falls in
-# a straight line to 0 at the last update; None: the chapter's Noam schedule, which never ends.
+# epochs, batch_size, samples and warmup can be set on the command line. peak: the highest learning rate,
+# from where it falls in a straight line to 0 at the last update; None: Noam's schedule, which never ends.
 # fmt: off
 RECIPES = {
     "chapter": dict(
         epochs=10, batch_size=64, samples=20_000, warmup=1000,
         dropout=0.1, peak=None, smoothing=0.0, extra_long=0,
     ),
-    "fast": dict(  # 200 updates; every string is seen once, so there is nothing to learn by heart
+    "fast": dict(  # 200 updates; every string is seen once, so nothing can be memorised
         epochs=1, batch_size=64, samples=12_800, warmup=40,
         dropout=0.0, peak=3e-3, smoothing=0.1, extra_long=2,
     ),
@@ -85,7 +105,7 @@ def make_dataset(n: int, seed: int, extra_long: int = 0) -> tuple[Tensor, Tensor
 
 def drop_seen(src: Tensor, tgt: Tensor, seen_src: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of (src, tgt) whose source string does not occur in seen_src. Source rows [n, SEQ_LEN]."""
-    place_value = VOCAB_SIZE ** torch.arange(SEQ_LEN)  # a row read as a number in base 13: below 2^52
+    place_value = VOCAB ** torch.arange(SEQ_LEN)  # a row read as a number in base 13: below 2^52
     unseen = ~torch.isin((src * place_value).sum(1), (seen_src * place_value).sum(1))
     return src[unseen], tgt[unseen]
 
@@ -101,8 +121,8 @@ def token_name(token_id: int) -> str:
 
 
 def decode_digits(ids: Tensor) -> str:
-    """[L] ids -> the digits up to the first <eos>, as a string."""
-    names = [token_name(i) for i in ids.tolist()]
+    """[L] ids -> the digits up to the first <eos>, as a string; a <bos> in front does not count."""
+    names = [token_name(i) for i in ids.tolist() if i != BOS_ID]
     return "".join(names[: names.index("<eos>")] if "<eos>" in names else names)
 
 
@@ -110,7 +130,7 @@ def decode_digits(ids: Tensor) -> str:
 
 
 def teacher_forcing(tgt: Tensor) -> tuple[Tensor, Tensor]:
-    """tgt [B, L] -> tgt_in [B, L-1], tgt_out [B, L-1]: at each position read one, predict the other."""
+    """tgt [B, L] -> tgt_in [B, L-1], tgt_out [B, L-1]: at each position read one, predict the next."""
     return tgt[:, :-1], tgt[:, 1:]
 
 
@@ -135,6 +155,12 @@ def linear_decay_lambda(peak: float, warmup: int, total: int) -> Callable[[int],
     return lambda step: peak * min((step + 1) / warmup, max(total - step, 0) / (total - warmup + 1))
 
 
+def make_model(run: dict) -> Transformer:
+    """The chapter's model, its initial weights decided by the run's seed."""
+    torch.manual_seed(run["seed"])
+    return Transformer(VOCAB, VOCAB, d_model=D_MODEL, max_len=SEQ_LEN, dropout=run["dropout"])
+
+
 def make_optimizer(model: torch.nn.Module, run: dict) -> tuple[torch.optim.Adam, LambdaLR]:
     """Adam and the learning-rate schedule for a run; `run`: its options, as in RECIPES."""
     optimizer = torch.optim.Adam(model.parameters(), fused=True, **ADAM)
@@ -144,28 +170,20 @@ def make_optimizer(model: torch.nn.Module, run: dict) -> tuple[torch.optim.Adam,
     return optimizer, LambdaLR(optimizer, linear_decay_lambda(run["peak"], run["warmup"], updates))
 
 
-def make_model(run: dict) -> Transformer:
-    """The chapter's model, its start decided by the run's seed."""
-    torch.manual_seed(run["seed"])
-    return Transformer(VOCAB_SIZE, VOCAB_SIZE, d_model=D_MODEL, max_len=SEQ_LEN, dropout=run["dropout"])
-
-
 def loss_sum(logits: Tensor, tgt_out: Tensor, smoothing: float = 0.0) -> Tensor:
     """logits [B, Lt, V] of any dtype, tgt_out [B, Lt] -> summed cross-entropy in nats, fp32; PAD counts 0.
 
     With label smoothing the right token should get 1 - smoothing and the V - 2 others share the rest; PAD,
     never right, gets none of it. Source: Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4.
     """
-    vocab, total = logits.size(-1), 0.0
-    rows = max(1, LOSS_CHUNK // vocab)
-    for part, gold in zip(logits.flatten(0, 1).split(rows), tgt_out.flatten().split(rows), strict=True):
-        log_p = F.log_softmax(part.float(), dim=-1)
-        loss = F.nll_loss(log_p, gold, ignore_index=PAD_ID, reduction="sum")
-        if smoothing:
-            every_real_token = -((log_p.sum(1) - log_p[:, PAD_ID]) * (gold != PAD_ID)).sum()
-            loss = (1 - smoothing) * loss + smoothing * (every_real_token - loss) / (vocab - 2)
-        total = total + loss
-    return total
+    logits, gold = logits.flatten(0, -2).float(), tgt_out.flatten()
+    if not smoothing:
+        return F.cross_entropy(logits, gold, ignore_index=PAD_ID, reduction="sum")
+    # F.cross_entropy has label_smoothing, but would give PAD a share of it.
+    log_p, vocab = F.log_softmax(logits, dim=-1), logits.size(-1)
+    right = F.nll_loss(log_p, gold, ignore_index=PAD_ID, reduction="sum")
+    every_token = -((log_p.sum(1) - log_p[:, PAD_ID]) * (gold != PAD_ID)).sum()
+    return (1 - smoothing) * right + smoothing * (every_token - right) / (vocab - 2)
 
 
 def train_step(
@@ -173,6 +191,7 @@ def train_step(
 ) -> Tensor:
     """One update on src and tgt [B, L] -> [3]: loss sum, right tokens, tokens; no sync with the host."""
     tgt_in, tgt_out = teacher_forcing(tgt)
+    # bf16 has the exponent range of fp32, so that no GradScaler is needed. Weights stay fp32.
     with torch.autocast(src.device.type, torch.bfloat16, enabled=precision == "bf16"):
         logits = model(src, tgt_in)
     real = tgt_out != PAD_ID
@@ -205,6 +224,54 @@ def train_epoch(
     return loss / tokens, right / tokens
 
 
+def train(args: argparse.Namespace, checkpoint: dict | None, history: list[dict]) -> None:
+    """The whole run: `history` gets one dict per epoch, the numbers of its log line; then the report.
+
+    CheckpointError when the checkpoint does not fit or cannot be written.
+    """
+    device, run = args.device, vars(args)
+    src, tgt = make_dataset(args.samples, TRAIN_SEED, args.extra_long)
+    val_src, val_tgt = drop_seen(*make_dataset(VAL_DRAWN, VAL_SEED), src)
+    removed, seen = VAL_DRAWN - len(val_src), src
+    src, tgt, val_src, val_tgt = (
+        ids.to(device) for ids in (src, tgt, val_src[:VAL_SCORED], val_tgt[:VAL_SCORED])
+    )
+    model = make_model(run).to(device)
+    optimizer, scheduler = make_optimizer(model, run)
+    if checkpoint:
+        restore(checkpoint, args.out, model, optimizer, scheduler)
+
+    steps, parameters = args.samples // args.batch_size, sum(p.numel() for p in model.parameters())
+    say(f"device   {device_name(device)}; {args.precision} ({args.why}); torch {torch.__version__}")
+    say(f"model    {parameters:,} parameters")
+    say(f"train    {args.samples:,} strings, {args.epochs} epochs x {steps} steps of {args.batch_size}")
+    say(f"valid    {VAL_DRAWN:,} drawn, {removed} of them also in training: removed; {len(val_src)} scored")
+    resumed = f"; going on after epoch {len(history)}" if history else ""
+    say(f"seed     {args.seed}; warmup {args.warmup}{resumed}")
+    say("columns  loss, token_acc: teacher-forced, training; val_exact_match: free-running, validation")
+
+    if not args.out.exists():  # a folder that cannot be written to shows now, not after the first epoch
+        save_checkpoint(args.out, model, optimizer, scheduler, history, kept_options(run))
+    for epoch in range(len(history) + 1, args.epochs + 1):
+        start, label = time.perf_counter(), f"epoch {epoch}/{args.epochs}, "
+        loss, token_acc = train_epoch(
+            model, optimizer, scheduler, src, tgt, args.batch_size, args.precision, args.smoothing, label
+        )
+        row = dict(epoch=epoch, loss=loss, token_acc=token_acc)
+        row["val_exact_match"] = exact_match(model, val_src, val_tgt)
+        row["lr"] = scheduler.get_last_lr()[0]  # the next update's, as the chapter prints it
+        row["seconds"] = time.perf_counter() - start
+        history.append(row)
+        save_checkpoint(args.out, model, optimizer, scheduler, history, kept_options(run))
+        say(
+            "epoch {epoch:2}  loss {loss:.4f}  token_acc {token_acc:.3f}  "
+            "val_exact_match {val_exact_match:.3f}  lr {lr:.2e}  {seconds:.1f} s".format(**row)
+        )
+    say(f"trained in {sum(row['seconds'] for row in history):.1f} s, validation included")
+    report(model, seen, device)
+    say(f"wrote {args.out}")
+
+
 # ------------------------------------------------------------------------------------------ 20.11 inference
 
 
@@ -222,26 +289,22 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN, use_cache: bool = True) -> Tensor:
-    """Free-running decoding: src [B, Ls] -> ids [B, T], T <= max_len, without <bos>, PAD after <eos>.
+    """Free-running decoding: src [B, Ls] -> ids [B, T], T <= max_len: <bos>, the output, PAD after <eos>.
 
     The encoder runs once; each step feeds back the likeliest token, until every row has ended. `max_len`
-    bounds the new tokens, <eos> counted; ValueError when the model's position table is shorter. Keys and
-    values of earlier steps are kept; use_cache=False computes all again at each step, with the same result.
+    counts <bos> and <eos>; ValueError unless it is 1 to the model's own max_len. use_cache=False computes
+    all positions again at each step, with the same result.
     """
-    if max_len > model.settings["max_len"]:
-        raise ValueError(
-            f"max_len={max_len}: must not exceed the model's max_len={model.settings['max_len']}"
-        )
+    longest = model.settings["max_len"]
+    if not 1 <= max_len <= longest:
+        raise ValueError(f"max_len={max_len}: must be at least 1 and at most the model's max_len={longest}")
     tgt = src.new_full((src.size(0), 1), BOS_ID)
     finished = torch.zeros(src.size(0), dtype=torch.bool, device=src.device)
+    cache = KVCache(model.settings["num_layers"]) if use_cache else None
     with evaluating(model):
         memory, src_mask = model.encode(src)
-        cache = {}
-        for _ in range(max_len):
-            if use_cache:
-                logits, _ = model.decode(tgt[:, -1:], memory, src_mask, cache)
-            else:
-                logits, _ = model.decode(tgt, memory, src_mask)
+        for _ in range(max_len - 1):
+            logits, _ = model.decode(tgt[:, -1:] if use_cache else tgt, memory, src_mask, cache)
             last = logits[:, -1]
             last[:, : BOS_ID + 1] = -torch.inf  # PAD and BOS are never a target
             new = last.argmax(-1).masked_fill(finished, PAD_ID)
@@ -249,16 +312,16 @@ def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN, use_c
             finished |= new == EOS_ID
             if finished.all():
                 break
-    return tgt[:, 1:]
+    return tgt
 
 
 def exact_rows(model: Transformer, src: Tensor, tgt: Tensor, batch_size: int = 500) -> Tensor:
     """src and tgt [n, L] -> bool [n]: does the greedy output equal the target, up to and with <eos>?"""
     parts = []
-    for src_part, tgt_part in zip(src.split(batch_size), tgt[:, 1:].split(batch_size), strict=True):
-        output = greedy_decode(model, src_part, max_len=tgt_part.size(1))
-        output = F.pad(output, (0, tgt_part.size(1) - output.size(1)), value=PAD_ID)
-        parts.append((output == tgt_part).all(1))  # after <eos> both hold PAD
+    for src_part, tgt_part in zip(src.split(batch_size), tgt.split(batch_size), strict=True):
+        pred = greedy_decode(model, src_part, max_len=tgt_part.size(1))
+        pred = F.pad(pred, (0, tgt_part.size(1) - pred.size(1)), value=PAD_ID)
+        parts.append((pred == tgt_part).all(1))  # after <eos> both hold PAD
         show_progress(f"decoded {sum(map(len, parts)):,}/{len(src):,}")
     show_progress("")
     return torch.cat(parts)
@@ -269,198 +332,64 @@ def exact_match(model: Transformer, src: Tensor, tgt: Tensor) -> float:
     return exact_rows(model, src, tgt).float().mean().item()
 
 
+# -------------------------------------------------------------------------------------------- 20.12 results
+
+
+def report(model: Transformer, train_src: Tensor, device: torch.device) -> None:
+    """Print exact match by length on TEST_SIZE strings that training never had, and the demo."""
+    src, tgt = drop_seen(*make_dataset(2 * TEST_SIZE, TEST_SEED), train_src)
+    src, tgt = src[:TEST_SIZE].to(device), tgt[:TEST_SIZE].to(device)
+    right, length = exact_rows(model, src, tgt), (src >= NUM_OFFSET).sum(1)
+    lengths = range(MIN_LEN, MAX_LEN + 1)
+    groups = [length == n for n in lengths] + [length > 0]
+    say(f"exact match on {len(src):,} unseen strings, free-running greedy decoding:")
+    say("  length " + "".join(f"{n:>8}" for n in [*lengths, "all"]))
+    say("  strings" + "".join(f"{int(g.sum()):>8,}" for g in groups))
+    shares = [f"{right[g].float().mean().item():.4f}" if g.any() else "-" for g in groups]
+    say("  right  " + "".join(f"{share:>8}" for share in shares))
+    answer = decode_digits(greedy_decode(model, encode_digits(DEMO).to(device))[0])
+    say(f"demo: {' '.join(DEMO)} -> {' '.join(answer)}")
+
+
 # ---------------------------------------------------------------------------------------------- checkpoints
 
 
-class CheckpointError(ValueError):
-    """A checkpoint cannot be written, read or used; the message is one line that names the file."""
+def kept_options(run: dict) -> dict:
+    """What --resume need not be told again, and must not change."""
+    names = {"recipe", "seed", *RECIPES[run["recipe"]]}
+    if not run["peak"]:
+        names.remove("epochs")  # a rate that falls to 0 must know where it ends; Noam's may go on for longer
+    return {name: run[name] for name in sorted(names)}
 
 
-@contextlib.contextmanager
-def replacing(path: Path | str) -> Iterator[BinaryIO]:
-    """A binary file that takes the place of `path` at the end, and only if all went well. OSError if not."""
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+def save_checkpoint(path: Path, model, optimizer, scheduler, history: list[dict], run: dict) -> None:
+    """Write all that a later run needs. CheckpointError where it cannot be written."""
+    checkpoint = {"settings": model.settings, "epoch": len(history), "history": history, "run": run}
+    write_checkpoint(path, checkpoint | training_state(model, optimizer, scheduler))
 
 
-def random_state(device: torch.device) -> dict[str, Tensor | None]:
-    """Where the random generators stand, the CPU's and, if that is the device, the GPU's."""
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+def load_checkpoint(path: Path | str) -> dict:
+    """All that `save_checkpoint` wrote. CheckpointError, naming the file, for anything else."""
+    keys = ("epoch", "history", "model", "optimizer", "rng", "run", "scheduler", "settings")
+    return read_checkpoint(path, keys, "train.py")
 
 
-def save_checkpoint(path: Path, model, optimizer, scheduler, epoch: int, history: list, run: dict) -> None:
-    """Write all a later run needs, one dict of plain values and tensors. The file is never half written."""
-    checkpoint = {
-        "settings": model.settings,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "scheduler": scheduler.state_dict(),
-        "rng": random_state(next(model.parameters()).device),
-        "epoch": epoch,
-        "history": history,  # one dict per epoch, the numbers of its log line
-        "run": run,
-    }
-    try:
-        with replacing(path) as file:
-            torch.save(checkpoint, file)
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"cannot be written ({error})") from None
+def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Transformer, list[dict]]:
+    """Rebuild a trained model from its file, on `device`, in eval mode -> model, the history of its training.
 
-
-def load_checkpoint(
-    path: Path | str, keys: Sequence[str] = CHECKPOINT_KEYS, script: str = "train.py"
-) -> dict:
-    """What `script` wrote, in CPU memory. CheckpointError where there is none or a key is missing."""
-    if not Path(path).is_file():
-        raise CheckpointError(f"{path}: no such checkpoint; run {script} first")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        missing = [key for key in keys if key not in checkpoint]
-    except Exception:  # what torch raises for a file that is not its own varies from version to version
-        raise CheckpointError(f"{path}: not a checkpoint of {script}") from None
-    if missing:
-        raise CheckpointError(f"{path}: not a checkpoint of {script} (no {', '.join(missing)})")
-    return checkpoint
-
-
-def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Transformer, dict]:
-    """Rebuild the trained model from its file, on `device`, in eval mode -> model, checkpoint."""
-    checkpoint = load_checkpoint(path)
-    return rebuild(checkpoint, path).to(device), checkpoint
-
-
-def rebuild(checkpoint: dict, path: Path | str) -> Transformer:
-    """The model of a checkpoint's "settings" and "model", in eval mode. CheckpointError, naming its file."""
-    try:
-        model = Transformer(**checkpoint["settings"])
-        model.load_state_dict(checkpoint["model"])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: does not fit this model.py ({str(error).splitlines()[0]})") from None
-    return model.eval()
-
-
-def restore(checkpoint: dict, model, optimizer, scheduler) -> tuple[int, list]:
-    """Put everything back as it was when the checkpoint was written -> epoch, history."""
-    try:
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        scheduler.load_state_dict(checkpoint["scheduler"])
-    except (ValueError, RuntimeError) as error:
-        raise CheckpointError(f"not of this model ({str(error).splitlines()[0]})") from None
-    torch.set_rng_state(checkpoint["rng"]["cpu"])
-    device = next(model.parameters()).device
-    if device.type == "cuda" and checkpoint["rng"]["cuda"] is not None:
-        torch.cuda.set_rng_state(checkpoint["rng"]["cuda"], device)
-    return checkpoint["epoch"], checkpoint["history"]
-
-
-# ----------------------------------------------------------------------- command line (shared by all scripts)
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """argparse whose errors are one line and whose --help shows every default."""
-
-    def __init__(self, **kwargs):
-        super().__init__(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **kwargs)
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
-    """An argparse type: a whole number from minimum to maximum, both included."""
-    legal = f"a whole number of at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = None
-        if value is None or value < minimum or (maximum is not None and value > maximum):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {legal}")
-        return value
-
-    return parse
-
-
-def add_device_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda if there is one"
-    )
-
-
-def check_file(option: str, path: Path) -> None:
-    """ValueError when `path` cannot become a file: it is a folder, or its folder is missing."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ValueError(f"{option} {path}: must be a file in a folder that exists")
-
-
-def choose_device(name: str) -> torch.device:
-    """--device -> torch.device. ValueError when cuda is asked for and absent."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: this machine has no usable CUDA device; use cpu or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def choose_precision(name: str, device: torch.device) -> tuple[str, str]:
-    """--precision -> "bf16" or "fp32", and why. auto takes bf16 where the GPU has units for it.
-
-    ValueError when bf16 is asked for on a GPU without them. fp16 would need a gradient scaler: not offered.
+    Takes what train.py wrote, or the bare state dict that the chapter's own listing saves: a model of the
+    chapter's sizes, with no history. CheckpointError, naming the file, for anything else.
     """
-    has_units = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-    if name == "bf16" and not has_units:
-        raise ValueError("--precision bf16: this GPU has no bf16 units; use fp32 or auto")
-    if name != "auto":
-        return name, "as asked"
-    if device.type == "cpu":
-        return "fp32", "CPU"
-    return ("bf16", "autocast") if has_units else ("fp32", "this GPU has no bf16 units")
+    keys, chapters = ("settings", "model", "history"), Transformer(VOCAB, VOCAB).settings
+    checkpoint = read_checkpoint(path, keys, "train.py", bare=chapters)
+    return rebuild(Transformer, checkpoint, path).to(device), checkpoint["history"]
 
 
-def device_name(device: torch.device) -> str:
-    """For logs: the GPU's name, or how many CPU threads are used."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"cpu, {torch.get_num_threads()} threads"
-
-
-def show_progress(text: str) -> None:
-    """Overwrite one line on a terminal; write nothing where stderr is a file or a pipe. "" clears it."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def say(text: str) -> None:
-    """print that reaches a pipe at once."""
-    print(text, flush=True)
-
-
-def run_script(main: Callable[[], int | None]) -> None:
-    """Run main as a program: Ctrl-C and a closed pipe (`| head`) end it without a traceback."""
-    torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left for Python's last flush
-        sys.exit(1)
-
-
-# -------------------------------------------------------------------------------------------------- the run
+# --------------------------------------------------------------------------------------------- command line
 
 
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="train.py", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="train.py", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--recipe", choices=RECIPES, default="chapter", help="sets what the next four default to")
     add("--epochs", type=integer(1), help="passes over the training strings, in all")
@@ -470,12 +399,7 @@ def build_parser() -> ArgumentParser:
     parser.set_defaults(**RECIPES["chapter"])
     add("--seed", type=integer(0, 2**32 - 1), default=0, help="for weights, dropout and shuffling")
     add_device_option(parser)
-    add(
-        "--precision",
-        choices=("auto", "bf16", "fp32"),
-        default="auto",
-        help="auto: bf16 on a GPU that has it",
-    )
+    add_precision_option(parser)
     add("--out", type=Path, default=CHECKPOINT, help="checkpoint, written after every epoch")
     add("--resume", action="store_true", help="go on from the checkpoint at --out")
     return parser
@@ -493,12 +417,7 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict | None]
             checkpoint = load_checkpoint(args.out)
             parser.set_defaults(**checkpoint["run"])  # what the first run was told need not be typed again
             args = parser.parse_args(argv)
-            for name, value in checkpoint["run"].items():
-                if getattr(args, name) != value:
-                    option = "--" + name.replace("_", "-")
-                    raise ValueError(
-                        f"{option} {getattr(args, name)}: {args.out} was made with {value}; leave it out"
-                    )
+            check_unchanged(args, checkpoint["run"], checkpoint["run"], args.out)
         if args.batch_size > args.samples:
             raise ValueError(f"--batch-size {args.batch_size}: must not exceed --samples {args.samples}")
         updates = args.epochs * (args.samples // args.batch_size)
@@ -512,69 +431,14 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict | None]
     return args, checkpoint
 
 
-def report(model: Transformer, train_src: Tensor, device: torch.device) -> None:
-    """Print exact match by length on TEST_SIZE strings that training never held, and the demo."""
-    src, tgt = drop_seen(*make_dataset(2 * TEST_SIZE, TEST_SEED), train_src)
-    src, tgt = src[:TEST_SIZE].to(device), tgt[:TEST_SIZE].to(device)
-    right, length = exact_rows(model, src, tgt), (src >= NUM_OFFSET).sum(1)
-    lengths = range(MIN_LEN, MAX_LEN + 1)
-    groups = [length == n for n in lengths] + [length > 0]
-    say(f"exact match on {len(src):,} unseen strings, free-running greedy decoding:")
-    say("  length " + "".join(f"{n:>8}" for n in [*lengths, "all"]))
-    say("  strings" + "".join(f"{int(g.sum()):>8,}" for g in groups))
-    shares = [f"{right[g].float().mean().item():.4f}" if g.any() else "-" for g in groups]
-    say("  right  " + "".join(f"{share:>8}" for share in shares))
-    answer = decode_digits(greedy_decode(model, encode_digits(DEMO).to(device))[0])
-    say(f"demo: {' '.join(DEMO)} -> {' '.join(answer)}")
-
-
-def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
-    """The whole run -> exit status. CheckpointError when the file cannot be written or gone on from."""
-    device, existed = args.device, args.out.exists()
-    kept = {"recipe", "seed", *RECIPES[args.recipe]}
-    if not args.peak:
-        kept.remove("epochs")  # a rate that falls to 0 must know where it ends; Noam's may go on for longer
-    run = {name: getattr(args, name) for name in sorted(kept)}
-
-    train_src, train_tgt = make_dataset(args.samples, TRAIN_SEED, args.extra_long)
-    val_src, val_tgt = drop_seen(*make_dataset(VAL_DRAWN, VAL_SEED), train_src)
-    removed = VAL_DRAWN - len(val_src)
-    src, tgt = train_src.to(device), train_tgt.to(device)
-    val_src, val_tgt = val_src[:VAL_SCORED].to(device), val_tgt[:VAL_SCORED].to(device)
-
-    model = make_model(vars(args)).to(device)
-    optimizer, scheduler = make_optimizer(model, vars(args))
-    epoch, history = restore(checkpoint, model, optimizer, scheduler) if checkpoint else (0, [])
-
-    steps, parameters = args.samples // args.batch_size, sum(p.numel() for p in model.parameters())
-    say(f"device   {device_name(device)}; {args.precision} ({args.why}); torch {torch.__version__}")
-    say(f"model    {parameters:,} parameters")
-    say(f"train    {args.samples:,} strings, {args.epochs} epochs x {steps} steps of {args.batch_size}")
-    say(f"valid    {VAL_DRAWN:,} drawn, {removed} of them also in training: removed; {len(val_src)} scored")
-    say(f"seed     {args.seed}; warmup {args.warmup}" + (f"; going on after epoch {epoch}" if epoch else ""))
-    say("columns  loss, token_acc: teacher-forced, training; val_exact_match: free-running, validation")
-
-    def save() -> None:
-        save_checkpoint(args.out, model, optimizer, scheduler, epoch, history, run)
-
+def main(argv: list[str] | None = None) -> int:
+    args, checkpoint = parse_args(argv)
+    history, existed = list(checkpoint["history"]) if checkpoint else [], args.out.exists()
     try:
-        if not existed:
-            save()  # a folder that cannot be written to shows now, not after the first epoch
-        while epoch < args.epochs:
-            start, label = time.perf_counter(), f"epoch {epoch + 1}/{args.epochs}, "
-            loss, token_acc = train_epoch(
-                model, optimizer, scheduler, src, tgt, args.batch_size, args.precision, args.smoothing, label
-            )
-            row = dict(epoch=epoch + 1, loss=loss, token_acc=token_acc)
-            row["val_exact_match"] = exact_match(model, val_src, val_tgt)
-            row["lr"] = scheduler.get_last_lr()[0]  # the next update's, as the chapter prints it
-            row["seconds"] = time.perf_counter() - start
-            epoch, history = epoch + 1, history + [row]
-            save()
-            say(
-                "epoch {epoch:2}  loss {loss:.4f}  token_acc {token_acc:.3f}  "
-                "val_exact_match {val_exact_match:.3f}  lr {lr:.2e}  {seconds:.1f} s".format(**row)
-            )
+        train(args, checkpoint, history)
+    except CheckpointError as error:
+        print(f"train.py: error: --out {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         show_progress("")
         if existed and not history:
@@ -582,19 +446,7 @@ def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
         else:
             say(f"interrupted: {args.out} holds the run up to its last whole epoch; --resume goes on")
         return 130
-    say(f"trained in {sum(row['seconds'] for row in history):.1f} s, validation included")
-    report(model, train_src, device)
-    say(f"wrote {args.out}")
     return 0
-
-
-def main(argv: list[str] | None = None) -> int:
-    args, checkpoint = parse_args(argv)
-    try:
-        return train(args, checkpoint)
-    except CheckpointError as error:
-        print(f"train.py: error: --out {args.out}: {error}", file=sys.stderr)
-        return 2
 
 
 if __name__ == "__main__":

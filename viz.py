@@ -10,57 +10,51 @@ Run `python train.py` first, then `python viz.py`; `python viz.py --help` lists 
 import argparse
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from model import Transformer
+from model import Transformer, attention_weights
+from toolbox.checkpoint import CheckpointError
+from toolbox.command_line import ArgumentParser, run_script, say
+from toolbox.device import add_device_option, choose_device
+from toolbox.figures import DPI, check_picture, new_figure, save_figure
+from toolbox.heatmap import (
+    KINDS,
+    add_map_options,
+    choose_map,
+    layer_number,
+    measures,
+    picture_path,
+    say_grid,
+    shorten,
+)
 from train import (
-    BOS_ID,
     CHECKPOINT,
     MAX_LEN,
     MIN_LEN,
-    VOCAB_SIZE,
-    ArgumentParser,
-    CheckpointError,
-    add_device_option,
-    check_file,
-    choose_device,
+    VOCAB,
     decode_digits,
     encode_digits,
     evaluating,
     greedy_decode,
-    integer,
     load_model,
-    run_script,
-    say,
     token_name,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# ------------------------------------------------------------------------------------------------- settings
-
 DEMO = "7 3 0 9 5 1 8"
 CURVE = "training_curve.png"
-DECODER_ROW = "decoder input (predicts the next token)"
-KINDS = {  # what a kind of attention is called, what its rows are, what its columns are
-    "cross": ("Cross-attention", DECODER_ROW, "source token"),
-    "encoder": ("Encoder self-attention", "source token (the one that looks)", "source token (looked at)"),
-    "decoder": ("Decoder self-attention", DECODER_ROW, "decoder input (looked at)"),
-}
 COLOURS = dict(cmap="Blues", vmin=0.0, aspect="auto")
 WRITTEN_UP_TO = 14  # rows or columns; in a larger map the numbers in the cells could not be read
 SHORT_NAME = 5  # characters, as in "<bos>"; longer names make the picture larger and stand upright below it
-DPI = 200
-MOST_PIXELS = 60e6  # a picture that would have more gets fewer dots an inch
 
 
-# ------------------------------------------------------------------------------------ weights and measures
+# ------------------------------------------------------------------------------------------------- weights
 
 
 def attention_maps(
@@ -73,14 +67,14 @@ def attention_maps(
     never read back.
     """
     src = encode_digits(digits).to(next(model.parameters()).device)
-    output = greedy_decode(model, src, model.settings["max_len"])
-    tgt_in = torch.cat([src.new_full((1, 1), BOS_ID), output[:, :-1]], dim=1)
+    pred = greedy_decode(model, src, model.settings["max_len"])
+    tgt_in = pred[:, :-1]
     with evaluating(model):
-        weights = torch.cat(model.attention_weights(src, tgt_in)[kind]).cpu()  # (layers, h, R, C), as B = 1
+        weights = torch.cat(attention_weights(model, src, tgt_in)[kind]).cpu()  # (layers, h, R, C), as B = 1
     source, read = ([token_name(i) for i in ids[0].tolist()] for ids in (src, tgt_in))
     rows = source if kind == "encoder" else read
     columns = read if kind == "decoder" else source
-    return weights, rows, columns, decode_digits(output[0])
+    return weights, rows, columns, decode_digits(pred[0])
 
 
 def antidiagonal(weights: Tensor) -> float:
@@ -95,30 +89,7 @@ def antidiagonal(weights: Tensor) -> float:
     return weights[range(rows), [*reversed(range(n)), n]].mean().item()
 
 
-def smallest_row_maximum(weights: Tensor) -> tuple[float, int, int]:
-    """weights [R, C] -> the largest weight of the least decided row, its row and its column, from 0."""
-    largest, column = weights.max(dim=1)
-    row = int(largest.argmin())
-    return largest[row].item(), row, int(column[row])
-
-
 # ------------------------------------------------------------------------------------------------- pictures
-
-
-def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, sizes in inches. No pyplot: no display is needed and no global state is left."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("matplotlib is not installed: pip install matplotlib") from None
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def save_figure(figure: "Figure", path: Path | None) -> None:
-    """Write the picture, unless `path` is None."""
-    if path is not None:
-        width, height = figure.get_size_inches()
-        figure.savefig(path, dpi=min(DPI, (MOST_PIXELS / (width * height)) ** 0.5))
 
 
 def extra_room(names: list[str]) -> float:
@@ -213,24 +184,8 @@ def draw_curve(history: list[dict], path: Path) -> "Figure":
 # --------------------------------------------------------------------------------------------- command line
 
 
-def number_or(word: str) -> Callable[[str], int | str]:
-    """An argparse type: the word itself, or a whole number of at least 1."""
-    return lambda text: word if text == word else integer(1)(text)
-
-
-def add_map_options(parser: ArgumentParser) -> None:
-    """Which map to draw, and where to. Without --out, args has no `out` until `check_map_options`."""
-    add = parser.add_argument
-    add("--kind", choices=KINDS, default="cross", help="which attention to look at")
-    add("--layer", type=number_or("last"), default="last", help="1 is the first")
-    add("--head", type=number_or("mean"), default="mean", help="1 is the first; mean: of all heads")
-    add("--grid", action="store_true", help="every layer and head in one picture")
-    add("--out", type=Path, default=argparse.SUPPRESS,
-        help="picture (default: KIND_attn.png or KIND_attn_grid.png)")  # fmt: skip
-
-
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="viz.py", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="viz.py", description=(__doc__ or "").partition("\n")[0])
     add, unset = parser.add_argument, argparse.SUPPRESS
     add("--digits", default=DEMO, help="the string to reverse; spaces and commas do not count")
     add_map_options(parser)
@@ -241,54 +196,14 @@ def build_parser() -> ArgumentParser:
     return parser
 
 
-def check_picture(option: str, path: Path) -> None:
-    """ValueError when matplotlib cannot write the picture `path`: its ending or its folder."""
-    legal = sorted(new_figure(1, 1).canvas.get_supported_filetypes().keys() - {"pgf"})  # pgf needs LaTeX
-    if path.suffix[1:].lower() not in legal:
-        raise ValueError(f"{option} {path}: must end in one of .{' .'.join(legal)}")
-    check_file(option, path)
-
-
-def check_map_options(args: argparse.Namespace) -> None:
-    """ValueError when the options of `add_map_options` do not go together; names the picture."""
-    if not hasattr(args, "out"):
-        args.out = Path(f"{args.kind}_attn{'_grid' if args.grid else ''}.png")
-    for name, default in (("layer", "last"), ("head", "mean")):
-        if args.grid and getattr(args, name) != default:
-            raise ValueError(f"--grid draws every {name}: leave out --{name} {getattr(args, name)}")
-    check_picture("--out", args.out)
-
-
-def check_layer_and_head(args: argparse.Namespace, settings: dict) -> None:
-    """ValueError when this model does not have them; numbers the layer."""
-    if args.layer == "last":
-        args.layer = settings["num_layers"]
-    for name, count in (("layer", settings["num_layers"]), ("head", settings["num_heads"])):
-        value = getattr(args, name)
-        if value != "mean" and value > count:
-            raise ValueError(f"--{name} {value}: this model has {name}s 1 to {count}")
-
-
-def choose_map(weights: Tensor, args: argparse.Namespace) -> tuple[Tensor, str]:
-    """weights [layers, h, R, C] -> those asked for, all with --grid and else [R, C], and a title for them."""
-    layers, heads = weights.shape[:2]
-    if args.grid:
-        return weights, f"{KINDS[args.kind][0]}, every layer and head"
-    chosen = weights[args.layer - 1]
-    chosen = chosen.mean(0) if args.head == "mean" else chosen[args.head - 1]
-    head = f"mean of {heads} heads" if args.head == "mean" else f"head {args.head} of {heads}"
-    return chosen, f"{KINDS[args.kind][0]}, layer {args.layer} of {layers}, {head}"
-
-
-def check_model(args: argparse.Namespace, settings: dict) -> None:
-    """ValueError when this model cannot do what is asked; numbers the layer and cleans the digits."""
-    if {settings["src_vocab"], settings["tgt_vocab"]} != {VOCAB_SIZE}:
+def legal_digits(args: argparse.Namespace, settings: dict) -> str:
+    """--digits without spaces and commas. ValueError where this model cannot read them."""
+    if {settings["src_vocab"], settings["tgt_vocab"]} != {VOCAB}:
         raise ValueError(f"--checkpoint {args.checkpoint}: not a model that reverses digits")
-    check_layer_and_head(args, settings)
     digits, longest = re.sub(r"[\s,]", "", args.digits), settings["max_len"] - 2  # <bos> and <eos>
     if not re.fullmatch("[0-9]+", digits) or len(digits) > longest:
         raise ValueError(f"--digits {args.digits!r}: must be 1 to {longest} digits 0-9, such as {DEMO!r}")
-    args.digits = digits
+    return digits
 
 
 def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer, list[dict]]:
@@ -296,25 +211,21 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer,
     parser = build_parser()
     args = parser.parse_args(argv, argparse.Namespace(curve=None))
     try:
-        check_map_options(args)
+        args.out = picture_path(args)
         if args.curve:
             check_picture("--curve", args.curve)
             if args.curve.absolute() == args.out.absolute():
                 raise ValueError(f"--curve {args.curve}: --out has the same name; give two names")
-        model, checkpoint = load_model(args.checkpoint, choose_device(args.device))
-        check_model(args, model.settings)
-        if args.curve and not checkpoint["history"]:
+        model, history = load_model(args.checkpoint, choose_device(args.device))
+        args.digits = legal_digits(args, model.settings)
+        args.layer = layer_number(args, model.settings)
+        if args.curve and not history:
             raise ValueError(f"--curve: {args.checkpoint} holds no finished epoch; let train.py finish one")
     except CheckpointError as error:
         parser.error(f"--checkpoint {error}")
     except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
-    return args, model, checkpoint["history"]
-
-
-def shorten(text: str, longest: int = 24) -> str:
-    """At most so many characters of it: two of 24 fit in a line of a title."""
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    return args, model, history
 
 
 def say_map(weights: Tensor, rows: list[str], columns: list[str]) -> None:
@@ -322,20 +233,6 @@ def say_map(weights: Tensor, rows: list[str], columns: list[str]) -> None:
     say(" " * 7 + "".join(f"{name:>6}" for name in columns))
     for name, values in zip(rows, weights.tolist(), strict=True):
         say(f"{name:>7}" + "".join(f"{value:6.2f}" for value in values))
-
-
-def measures(weights: Tensor, rows: list[str], columns: list[str], aligned: bool) -> str:
-    """One line about weights [R, C]: how anti-diagonal it is, if `aligned`, and its least decided row."""
-    value, row, column = smallest_row_maximum(weights)
-    line = f"smallest row maximum {value:.2f} (row {row + 1}, token {rows[row]}, looks at {columns[column]})"
-    return f"anti-diagonal, mean weight {antidiagonal(weights):.2f}; {line}" if aligned else line
-
-
-def say_grid(weights: Tensor, rows: list[str], columns: list[str], aligned: bool) -> None:
-    """Print the measures of every layer and head of weights [layers, h, R, C]."""
-    for layer, heads in enumerate(weights, start=1):
-        for head, chosen in enumerate(heads, start=1):
-            say(f"layer {layer}, head {head}: {measures(chosen, rows, columns, aligned)}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -353,17 +250,21 @@ def main(argv: list[str] | None = None) -> int:
         undefined = "; the length differs, so that the anti-diagonal is not defined"
         say(f"wrong   expected {' '.join(digits[::-1])}" + (undefined if cross and not aligned else ""))
 
+    def measured(chosen: Tensor) -> str:
+        line = measures(chosen, rows, columns)
+        return f"anti-diagonal, mean weight {antidiagonal(chosen):.2f}; {line}" if aligned else line
+
     text = f"{shorten(digits)} → {shorten(output) or 'nothing'}" + ("" if right else " (wrong)")
     chosen, what = choose_map(weights, args)
     if args.grid:
         draw = draw_grid
         say(what)
-        say_grid(chosen, rows, columns, aligned)
+        say_grid(chosen, measured)
     else:
         draw = draw_map
         say(f"{what}; each row sums to 1")
         say_map(chosen, rows, columns)
-        say(measures(chosen, rows, columns, aligned))
+        say(measured(chosen))
 
     path = args.out
     try:

@@ -1,0 +1,49 @@
+"""Where to compute, and in which precision."""
+
+import argparse
+
+import torch
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda if there is one"
+    )
+
+
+def add_precision_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision",
+        choices=("auto", "bf16", "fp32"),
+        default="auto",
+        help="auto: bf16 on a GPU that has it",
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """--device -> torch.device. ValueError when cuda is asked for and absent."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: this machine has no usable CUDA device; use cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_precision(name: str, device: torch.device) -> tuple[str, str]:
+    """--precision -> "bf16" or "fp32", and why. auto takes bf16 where the GPU has units for it.
+
+    ValueError when bf16 is asked for on a GPU without them. fp16 would need a gradient scaler: not offered.
+    """
+    has_units = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    if name == "bf16" and not has_units:
+        raise ValueError("--precision bf16: this GPU has no bf16 units; use fp32 or auto")
+    if name != "auto":
+        return name, "as asked"
+    if device.type == "cpu":
+        return "fp32", "CPU"
+    return ("bf16", "autocast") if has_units else ("fp32", "this GPU has no bf16 units")
+
+
+def device_name(device: torch.device) -> str:
+    """For logs: the GPU's name, or how many CPU threads are used."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads"

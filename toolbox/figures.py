@@ -1,0 +1,36 @@
+"""Pictures without a display: what every script that draws shares."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolbox.command_line import check_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 200
+MOST_PIXELS = 60e6  # a picture that would have more gets fewer dots an inch
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure, sizes in inches. No pyplot: no display is needed and no global state is left."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("matplotlib is not installed: pip install matplotlib") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: "Figure", path: Path | None) -> None:
+    """Write the picture, unless `path` is None."""
+    if path is not None:
+        width, height = figure.get_size_inches()
+        figure.savefig(path, dpi=min(DPI, (MOST_PIXELS / (width * height)) ** 0.5))
+
+
+def check_picture(option: str, path: Path) -> None:
+    """ValueError when matplotlib cannot write the picture `path`: its ending or its folder."""
+    legal = sorted(new_figure(1, 1).canvas.get_supported_filetypes().keys() - {"pgf"})  # pgf needs LaTeX
+    if path.suffix[1:].lower() not in legal:
+        raise ValueError(f"{option} {path}: must end in one of .{' .'.join(legal)}")
+    check_file(option, path)
