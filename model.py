@@ -504,8 +504,8 @@ def check_settings(
     if share_embeddings and src_vocab != tgt_vocab:
         raise ValueError(f"share_embeddings: src_vocab={src_vocab} and tgt_vocab={tgt_vocab} must be equal")
     return sizes | dict(
-        dropout=dropout, attention=attention, norm_first=norm_first, activation=activation,
-        share_embeddings=share_embeddings,
+        dropout=dropout, attention=attention, share_embeddings=share_embeddings, norm_first=norm_first,
+        activation=activation,
     )  # fmt: skip
 
 

@@ -230,28 +230,18 @@ def train(args: argparse.Namespace, checkpoint: dict | None, history: list[dict]
     CheckpointError when the checkpoint does not fit or cannot be written.
     """
     device, run = args.device, vars(args)
-    src, tgt = make_dataset(args.samples, TRAIN_SEED, args.extra_long)
-    val_src, val_tgt = drop_seen(*make_dataset(VAL_DRAWN, VAL_SEED), src)
-    removed, seen = VAL_DRAWN - len(val_src), src
-    src, tgt, val_src, val_tgt = (
-        ids.to(device) for ids in (src, tgt, val_src[:VAL_SCORED], val_tgt[:VAL_SCORED])
-    )
+    train_set = make_dataset(args.samples, TRAIN_SEED, args.extra_long)
+    val_set = drop_seen(*make_dataset(VAL_DRAWN, VAL_SEED), train_set[0])
+    src, tgt = (ids.to(device) for ids in train_set)
+    val_src, val_tgt = (ids[:VAL_SCORED].to(device) for ids in val_set)
     model = make_model(run).to(device)
     optimizer, scheduler = make_optimizer(model, run)
     if checkpoint:
         restore(checkpoint, args.out, model, optimizer, scheduler)
-
-    steps, parameters = args.samples // args.batch_size, sum(p.numel() for p in model.parameters())
-    say(f"device   {device_name(device)}; {args.precision} ({args.why}); torch {torch.__version__}")
-    say(f"model    {parameters:,} parameters")
-    say(f"train    {args.samples:,} strings, {args.epochs} epochs x {steps} steps of {args.batch_size}")
-    say(f"valid    {VAL_DRAWN:,} drawn, {removed} of them also in training: removed; {len(val_src)} scored")
-    resumed = f"; going on after epoch {len(history)}" if history else ""
-    say(f"seed     {args.seed}; warmup {args.warmup}{resumed}")
-    say("columns  loss, token_acc: teacher-forced, training; val_exact_match: free-running, validation")
-
+    describe(args, model, len(val_set[0]), len(history))
     if not args.out.exists():  # a folder that cannot be written to shows now, not after the first epoch
         save_checkpoint(args.out, model, optimizer, scheduler, history, kept_options(run))
+
     for epoch in range(len(history) + 1, args.epochs + 1):
         start, label = time.perf_counter(), f"epoch {epoch}/{args.epochs}, "
         loss, token_acc = train_epoch(
@@ -268,7 +258,7 @@ def train(args: argparse.Namespace, checkpoint: dict | None, history: list[dict]
             "val_exact_match {val_exact_match:.3f}  lr {lr:.2e}  {seconds:.1f} s".format(**row)
         )
     say(f"trained in {sum(row['seconds'] for row in history):.1f} s, validation included")
-    report(model, seen, device)
+    report(model, train_set[0], device)
     say(f"wrote {args.out}")
 
 
@@ -333,6 +323,19 @@ def exact_match(model: Transformer, src: Tensor, tgt: Tensor) -> float:
 
 
 # -------------------------------------------------------------------------------------------- 20.12 results
+
+
+def describe(args: argparse.Namespace, model: Transformer, unseen: int, epochs_done: int) -> None:
+    """Print what was decided, before the first update; `unseen`: validation strings not in training."""
+    steps, parameters = args.samples // args.batch_size, sum(p.numel() for p in model.parameters())
+    removed, scored = VAL_DRAWN - unseen, min(unseen, VAL_SCORED)
+    resumed = f"; going on after epoch {epochs_done}" if epochs_done else ""
+    say(f"device   {device_name(args.device)}; {args.precision} ({args.why}); torch {torch.__version__}")
+    say(f"model    {parameters:,} parameters")
+    say(f"train    {args.samples:,} strings, {args.epochs} epochs x {steps} steps of {args.batch_size}")
+    say(f"valid    {VAL_DRAWN:,} drawn, {removed} of them also in training: removed; {scored} scored")
+    say(f"seed     {args.seed}; warmup {args.warmup}{resumed}")
+    say("columns  loss, token_acc: teacher-forced, training; val_exact_match: free-running, validation")
 
 
 def report(model: Transformer, train_src: Tensor, device: torch.device) -> None:

@@ -1,6 +1,6 @@
-"""Greedy decoding with keys and values kept and without, short and long; beside transformers' `generate`.
+"""Greedy decoding with and without the KV cache, short and long; beside transformers' `generate`.
 
-The models have random weights and may not say <eos>, so that all decode the same number of tokens. Run from
+The models have random weights and cannot say <eos>, so that all decode the same number of tokens. Run from
 the project's folder: `python -m benchmarks.decode_time`.
 """
 
@@ -11,49 +11,34 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers import bart
-from benchmarks.timing import compare, start
-from mha_vs_sdpa import without_tf32
 from model import PAD_ID, Transformer
-from train import (
-    D_MODEL,
-    EOS_ID,
-    SEQ_LEN,
-    VOCAB_SIZE,
-    ArgumentParser,
-    greedy_decode,
-    integer,
-    make_dataset,
-    run_script,
-    say,
-)
+from toolbox.command_line import ArgumentParser, integer, run_script, say
+from toolbox.measure import compare, start_benchmark, without_tf32
+from train import D_MODEL, EOS_ID, SEQ_LEN, VOCAB, greedy_decode, make_dataset
 
 
 def endless_model(max_len: int, attention: str, device: torch.device) -> Transformer:
     """The chapter's sizes with a longer position table, random weights, and no way to end."""
     torch.manual_seed(0)
     sizes = dict(d_model=D_MODEL, max_len=max_len, dropout=0.0, attention=attention)
-    model = Transformer(VOCAB_SIZE, VOCAB_SIZE, **sizes).to(device).eval()
+    model = Transformer(VOCAB, VOCAB, **sizes).to(device).eval()
     with torch.no_grad():
-        model.out.bias[EOS_ID] = -1e9
+        model.out_proj.bias[EOS_ID] = -1e9
     return model
 
 
-def decode_all(model: Transformer, src: Tensor, max_len: int, use_cache: bool) -> Tensor:
-    parts = [greedy_decode(model, part, max_len, use_cache) for part in src.split(500)]
-    return torch.cat(parts)
+def decode_all(model: Transformer, src: Tensor, tokens: int, use_cache: bool) -> Tensor:
+    """src [n, Ls] -> ids [n, 1 + tokens], <bos> first."""
+    return torch.cat([greedy_decode(model, part, tokens + 1, use_cache) for part in src.split(500)])
 
 
 def measure(
-    device: torch.device,
-    strings: int = 1000,
-    batch: int = 8,
-    lengths: tuple = (64, 256, 1024),
+    device: torch.device, strings: int = 1000, batch: int = 8, lengths: tuple = (64, 256, 1024),
     rounds: int = 3,
-) -> dict:
+) -> dict:  # fmt: skip
     """-> what was timed -> contender -> median, quartiles, ratio. The outputs are compared first."""
-    manual, sdpa = (
-        endless_model(max(SEQ_LEN, *lengths), attention, device) for attention in ("manual", "sdpa")
-    )
+    max_len = max(SEQ_LEN, *lengths) + 1
+    manual, sdpa = (endless_model(max_len, attention, device) for attention in ("manual", "sdpa"))
     src, results = make_dataset(strings, seed=1)[0].to(device), {}
     cases = [(f"{strings:,} strings, 13 tokens", src, 13)]
     cases += [(f"{batch} strings, {length:,} tokens", src[:batch], length) for length in lengths]
@@ -82,7 +67,7 @@ def measure(
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.decode_time", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=integer(2), default=3, help="timed calls of each contender")
-    args, device, _ = start(parser, argv)
+    args, device, _ = start_benchmark(parser, argv)
     measure(device, rounds=args.rounds)
     return 0
 

@@ -12,60 +12,42 @@ trained weights, ours from text to text, JoeyNMT's only from pieces to ids. (By 
 text into pieces for each batch anew.) Where the two are not alike:
 
     dropout     JoeyNMT has one more in the feed-forward part, after its activation
-    optimiser   Adam by its defaults there, fused here
+    optimiser   PyTorch's Adam as it is there, its fused version here
     output      JoeyNMT's has no bias; for decoding it is given ours, in training ours only starts at 0
     precision   fp32 is what both have; JoeyNMT's own command has no bf16 and is given autocast here
-    search      a finished hypothesis keeps its place in JoeyNMT's beam, which ends when every place has held
-                one; here it gives its place up, and the search ends when no other can win any more
+    search      a finished hypothesis keeps its place in JoeyNMT's beam, and the search ends when every place
+                has held one; here it gives up its place, and the search ends when no other can still win
+    cache       JoeyNMT computes all positions again at each step; here there is a KV cache
     limit       of an output's tokens: one per batch there (its largest), one per sentence here
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import logging
 import platform
-import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 
-from mha_vs_sdpa import take_turns, without_tf32
 from model import PAD_ID, Transformer
-from train import (
-    ADAM,
-    BOS_ID,
-    EOS_ID,
-    ArgumentParser,
-    add_device_option,
-    check_file,
-    choose_device,
-    choose_precision,
-    device_name,
-    evaluating,
-    integer,
-    loss_sum,
-    run_script,
-    say,
-    show_progress,
-)
+from toolbox.command_line import ArgumentParser, check_file, integer, run_script, say
+from toolbox.device import add_device_option, choose_device, choose_precision, device_name
+from toolbox.measure import quartiles, take_turns, without_tf32
+from train import ADAM, BOS_ID, EOS_ID, evaluating
+from translation.bleu import corpus_bleu
+from translation.checkpoint import load_translator
 from translation.data import UNK_ID, LangPairDataset, Tokenizer, TransformerBatchSampler, collate
 from translation.decode import ALPHA, BATCH, BEAM, output_limit, translate_lines
+from translation.options import PRESETS, build_parser
 from translation.prepare import load_split
-from translation.train import (
-    PRESETS,
-    build_parser,
-    corpus_bleu,
-    load_batch,
-    load_translator,
-    make_model,
-    make_optimizer,
-    train_step,
-)
+from translation.run import make_model, make_optimizer
+from translation.train import load_batch, loss_sum, train_step
 
 OURS, THEIRS = "model.py", "JoeyNMT"
 PARTS = ("train", "decode")
@@ -127,7 +109,7 @@ def joey_rows(vocab_size: int) -> Tensor:
 @torch.no_grad()
 def copy_weights(model: Transformer, peer: nn.Module, output_bias: bool) -> None:
     """Make `peer`, of build_peer, compute what `model` computes; without output_bias only where that is 0."""
-    rows = joey_rows(model.out.out_features).to(model.out.weight.device)
+    rows = joey_rows(model.out_proj.out_features).to(model.out_proj.weight.device)
     norm_first = model.settings["norm_first"]
 
     def attention(theirs: nn.Module, ours: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
@@ -150,17 +132,17 @@ def copy_weights(model: Transformer, peer: nn.Module, output_bias: bool) -> None
         ours, theirs = getattr(model, name), getattr(peer, name)
         for a, b in zip(theirs.layers, ours.layers, strict=True):
             first, last = (part for part in a.feed_forward.pwff_layer if isinstance(part, nn.Linear))
-            same += [(first, b.ffn.linear1), (last, b.ffn.linear2)]
+            same += [(first, b.ffn.net[0]), (last, b.ffn.net[2])]
         same += [(theirs.layer_norm, ours.ln_final)] if norm_first else []
     for theirs, ours in same:
         theirs.load_state_dict(ours.state_dict())
         if isinstance(ours, nn.LayerNorm):
             theirs.eps = ours.eps  # JoeyNMT's is 1e-6
-    peer.src_embed.lut.weight.copy_(model.encoder.embed.embedding.weight[rows])
-    peer.trg_embed.lut.weight.copy_(model.decoder.embed.embedding.weight[rows])
-    peer.decoder.output_layer.weight.copy_(model.out.weight[rows])
+    peer.src_embed.lut.weight.copy_(model.encoder.embed.emb.weight[rows])
+    peer.trg_embed.lut.weight.copy_(model.decoder.embed.emb.weight[rows])
+    peer.decoder.output_layer.weight.copy_(model.out_proj.weight[rows])
     if output_bias:
-        peer.decoder.output_layer.bias = nn.Parameter(model.out.bias[rows].clone())
+        peer.decoder.output_layer.bias = nn.Parameter(model.out_proj.bias[rows].clone())
 
 
 def batch_maker(
@@ -191,6 +173,29 @@ def batch_maker(
     return lambda rows: dataset.collate_fn([dataset[i] for i in rows], **ids)
 
 
+@contextlib.contextmanager
+def train_manager(
+    joey: ModuleType, peer: nn.Module, args: argparse.Namespace, start_lr: float, precision: str,
+    device: torch.device, seed: int,
+) -> Iterator:  # fmt: skip
+    """JoeyNMT's TrainManager for `peer`, with the options of translation.train; start_lr: of update 1."""
+    config = joey.config.parse_train_args(
+        dict(
+            normalization="tokens", label_smoothing=args.smoothing, clip_grad_norm=args.clip,
+            optimizer="adam", adam_betas=list(ADAM["betas"]), learning_rate=start_lr,
+            scheduling="noam", learning_rate_factor=args.lr_factor, learning_rate_warmup=args.warmup,
+            batch_size=args.max_tokens, batch_type="token",
+        )
+    )  # fmt: skip
+    autocast = dict(device_type=device.type, enabled=precision == "bf16", dtype=torch.bfloat16)
+    n_gpu = int(device.type == "cuda")
+    with tempfile.TemporaryDirectory() as folder:  # for the TensorBoard file that it opens
+        make = joey.training.TrainManager
+        manager = make(0, peer, Path(folder), device, n_gpu, 0, autocast, seed, config, None)
+        manager.tb_writer.close()
+        yield manager
+
+
 def joey_step(manager, make_batch: Callable, rows: list[int]) -> None:
     """One update as JoeyNMT's TrainManager makes it, on the pairs `rows`."""
     manager._train_step(make_batch(rows))
@@ -212,7 +217,7 @@ def check_twin(
 
     ours: of `collate`; theirs: JoeyNMT's Batch of the same rows. Neither drops anything here.
     """
-    rows, real = joey_rows(model.out.out_features).to(ours["src"].device), ours["labels"] != PAD_ID
+    rows, real = joey_rows(model.out_proj.out_features).to(ours["src"].device), ours["labels"] != PAD_ID
     peer.loss_function = "crossentropy", smoothing
     with without_tf32(), evaluating(model), evaluating(peer):
         logits = model(ours["src"], ours["tgt_in"])
@@ -231,9 +236,9 @@ def check_twin(
 # ------------------------------------------------------------------------------------------------ measuring
 
 
-def quartiles(values: Sequence[float]) -> dict[str, float]:
-    values = values if len(values) > 1 else [*values, *values]
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles; of a single value, that value three times."""
+    low, median, high = quartiles(values if len(values) > 1 else [*values, *values])
     return dict(median=median, low=low, high=high)
 
 
@@ -243,10 +248,10 @@ def report(rates: dict[str, list[float]], unit: str) -> dict:
     A ratio is taken turn by turn, between two measurements next to each other in time.
     """
     pairs = zip(rates[OURS], rates[THEIRS], strict=True)
-    results = {name: quartiles(values) for name, values in rates.items()}
+    results = {name: spread(values) for name, values in rates.items()}
     for name, row in results.items():
         say(f"  {name:12}{row['median']:>12,.1f} {unit}  ({row['low']:,.1f} - {row['high']:,.1f})")
-    results["ratio"] = quartiles([ours / theirs for ours, theirs in pairs])
+    results["ratio"] = spread([ours / theirs for ours, theirs in pairs])
     say("  ratio       {median:>12,.2f} x  ({low:,.2f} - {high:,.2f})".format(**results["ratio"]))
     return results
 
@@ -259,14 +264,9 @@ def recipe(preset: str) -> argparse.Namespace:
 
 
 def measure_training(
-    joey: ModuleType,
-    lines: tuple[list[str], list[str]],
-    args: argparse.Namespace,
-    updates: int,
-    precision: str,
-    device: torch.device,
-    seed: int = 0,
-) -> dict:
+    joey: ModuleType, lines: tuple[list[str], list[str]], args: argparse.Namespace, updates: int,
+    precision: str, device: torch.device, seed: int = 0,
+) -> dict:  # fmt: skip
     """Updates of both on the same batches, in turns -> rates in real target tokens per second, and ratio.
 
     args: of `recipe`. JoeyNMT starts from our weights; bf16 is autocast on both sides.
@@ -300,31 +300,10 @@ def measure_training(
         batch = load_batch(dataset, next(turns[OURS]), device)
         train_step(model, optimizer, scheduler, batch, precision, args.smoothing, args.clip)
 
-    config = joey.config.parse_train_args(
-        dict(
-            normalization="tokens",
-            label_smoothing=args.smoothing,
-            optimizer="adam",
-            adam_betas=list(ADAM["betas"]),
-            learning_rate=scheduler.get_last_lr()[0],
-            learning_rate_factor=args.lr_factor,
-            learning_rate_warmup=args.warmup,
-            scheduling="noam",
-            clip_grad_norm=args.clip,
-            batch_size=args.max_tokens,
-            batch_type="token",
-        )
-    )
-    autocast = dict(device_type=device.type, enabled=precision == "bf16", dtype=torch.bfloat16)
-    with tempfile.TemporaryDirectory() as folder:  # for the TensorBoard file that it opens
-        n_gpu = int(device.type == "cuda")
-        manager = joey.training.TrainManager(
-            0, peer, Path(folder), device, n_gpu, 0, autocast, seed, config, None
-        )
-        manager.tb_writer.close()
+    start_lr = scheduler.get_last_lr()[0]
+    with train_manager(joey, peer, args, start_lr, precision, device, seed) as manager:
         calls = {OURS: our_step, THEIRS: lambda: joey_step(manager, make_batch, next(turns[THEIRS]))}
         times = take_turns(calls, lambda: None, updates, WARMUP, device, "training")
-    show_progress("")
     rates = {
         name: [1000 * n / ms for n, ms in zip(tokens[WARMUP:], values, strict=True)]
         for name, values in times.items()
@@ -334,13 +313,9 @@ def measure_training(
 
 
 def measure_decoding(
-    joey: ModuleType,
-    model: Transformer,
-    tokenizer: Tokenizer,
-    lines: tuple[list[str], list[str]],
-    rounds: int,
-    device: torch.device,
-) -> dict:
+    joey: ModuleType, model: Transformer, tokenizer: Tokenizer, lines: tuple[list[str], list[str]],
+    rounds: int, device: torch.device,
+) -> dict:  # fmt: skip
     """Beam search of both over the same batches, in turns -> rates in sentences per second, ratio, agreement.
 
     lines: sources and references. A rate is one round's, over all sentences; fp32.
@@ -382,7 +357,6 @@ def measure_decoding(
 
     calls, count = {OURS: our_search, THEIRS: their_search}, rounds * len(chunks)
     times = take_turns(calls, lambda: None, count, 1, device, "decoding")
-    show_progress("")
     rates = {}
     for name, values in times.items():
         parts = [values[i : i + len(chunks)] for i in range(0, count, len(chunks))]
@@ -415,12 +389,7 @@ def cpu_name() -> str:
 def parse_args(parser: ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
     """-> options, with `device` and the package as `joey`. ValueError for what argparse cannot see."""
     add = parser.add_argument
-    add(
-        "--parts",
-        nargs="+",
-        choices=PARTS,
-        help="what to measure; None: train, with --checkpoint also decode",
-    )
+    add("--parts", nargs="+", choices=PARTS, help="None: train, and with --checkpoint also decode")
     add("--data", type=Path, default="multi30k", help="folder with train.de, train.en and the split's files")
     add("--checkpoint", type=Path, help="a run of translation.train or one of its .pt files, for decoding")
     add("--split", default="test_2016_flickr", help="what is decoded")

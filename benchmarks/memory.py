@@ -8,28 +8,18 @@ from functools import partial
 
 import torch
 
-from benchmarks.timing import start
-from mha_vs_sdpa import peak_bytes
 from model import Transformer
-from train import (
-    D_MODEL,
-    RECIPES,
-    VOCAB_SIZE,
-    ArgumentParser,
-    make_optimizer,
-    run_script,
-    say,
-    show_progress,
-    train_step,
-)
+from toolbox.command_line import ArgumentParser, run_script, say, show_progress
+from toolbox.measure import peak_bytes, start_benchmark
+from train import D_MODEL, RECIPES, VOCAB, make_optimizer, train_step
 
 
 def step_peak(attention: str, batch: int, length: int, device: torch.device, precision: str) -> int | None:
     """Most bytes alive in a training step on [batch, length] ids, beyond weights and optimizer state."""
     torch.manual_seed(0)
     sizes = dict(d_model=D_MODEL, max_len=length, dropout=0.0, attention=attention)
-    model = Transformer(VOCAB_SIZE, VOCAB_SIZE, **sizes).to(device).train()
-    ids = torch.randint(3, VOCAB_SIZE, (batch, length), device=device)
+    model = Transformer(VOCAB, VOCAB, **sizes).to(device).train()
+    ids = torch.randint(3, VOCAB, (batch, length), device=device)
     call = partial(train_step, model, *make_optimizer(model, RECIPES["chapter"]), ids, ids, precision)
     call()  # the first step also makes the optimizer's state
     model.zero_grad(set_to_none=True)
@@ -37,11 +27,9 @@ def step_peak(attention: str, batch: int, length: int, device: torch.device, pre
 
 
 def measure(
-    device: torch.device,
-    precision: str = "fp32",
-    lengths: tuple = (64, 128, 256, 512),
+    device: torch.device, precision: str = "fp32", lengths: tuple = (64, 128, 256, 512),
     batches: tuple = (4, 8, 16, 32),
-) -> list[dict]:
+) -> list[dict]:  # fmt: skip
     """-> rows of batch, length, peak bytes by hand and through SDPA.
 
     All lengths at the second batch size, then the other batch sizes at the second length.
@@ -65,7 +53,7 @@ def measure(
 
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.memory", description=__doc__.partition("\n")[0])
-    _, device, precision = start(parser, argv)
+    _, device, precision = start_benchmark(parser, argv)
     measure(device, precision)
     return 0
 

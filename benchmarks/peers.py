@@ -1,4 +1,4 @@
-"""Other people's models of the same sizes, for the benchmarks. Both are optional: absent ones are left out.
+"""Other people's models of the same sizes, for the benchmarks; one that is not installed is left out.
 
 Install them with `pip install x-transformers transformers`.
 """
@@ -6,7 +6,8 @@ Install them with `pip install x-transformers transformers`.
 from torch import Tensor, nn
 
 from model import PAD_ID
-from train import BOS_ID, EOS_ID, say
+from toolbox.command_line import say
+from train import BOS_ID, EOS_ID
 
 
 def missing(package: str) -> None:

@@ -1,4 +1,4 @@
-"""Time to 99.6 %: the chapter's recipe against `--recipe fast`, in turns; and what each change is worth.
+"""Time to 99.6 %: the chapter's recipe against `--recipe fast`, in turns; and what each difference is worth.
 
 Run from the project's folder: `python -m benchmarks.recipes`, and `--ablation` for the second part.
 """
@@ -8,21 +8,18 @@ import time
 
 import torch
 
-from benchmarks.timing import start
+from toolbox.command_line import ArgumentParser, integer, run_script, say
+from toolbox.measure import start_benchmark
 from train import (
     RECIPES,
     TEST_SEED,
     TEST_SIZE,
     TRAIN_SEED,
-    ArgumentParser,
     drop_seen,
     exact_match,
-    integer,
     make_dataset,
     make_model,
     make_optimizer,
-    run_script,
-    say,
     train_epoch,
 )
 
@@ -117,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
         "--ablation", action="store_true", help="put the fast recipe's parts back, one at a time"
     )
     parser.add_argument("--seeds", type=integer(1, 10), default=5, help="runs of the fast recipe")
-    args, device, precision = start(parser, argv)
+    args, device, precision = start_benchmark(parser, argv)
     if args.ablation:
         ablation(device, precision)
     else:

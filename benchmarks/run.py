@@ -1,4 +1,4 @@
-"""Every speed claim of the README, measured in one run of under ten minutes on two CPU cores.
+"""All benchmarks of docs/speed.md in one run, under ten minutes on two CPU cores.
 
 Run from the project's folder: `python -m benchmarks.run`. Writes the numbers as JSON and draws one picture.
 """
@@ -13,33 +13,22 @@ import torch
 
 import mha_vs_sdpa
 from benchmarks import decode_time, memory, recipes, step_time
-from benchmarks.timing import start
-from train import (
-    ArgumentParser,
-    check_file,
-    device_name,
-    run_script,
-    say,
-)
-from viz import check_picture, new_figure
-
-SECTIONS = ("attention", "step", "decoding", "memory", "recipes")
+from toolbox.command_line import ArgumentParser, check_file, run_script, say
+from toolbox.device import device_name
+from toolbox.figures import check_picture, new_figure
+from toolbox.measure import start_benchmark
 
 
 def attention(
-    device: torch.device,
-    precision: str,
-    batch: int = 8,
-    length: int = 1024,
-    d_model: int = 512,
+    device: torch.device, precision: str, batch: int = 8, length: int = 1024, d_model: int = 512,
     heads: int = 8,
-) -> list[dict]:
-    """The table of mha_vs_sdpa.py."""
+) -> list[dict]:  # fmt: skip
+    """The rows of mha_vs_sdpa.py's table."""
     say(f"attention, B={batch}, L={length}, d_model={d_model}, h={heads}, causal:")
-    modules = mha_vs_sdpa.make_contenders(d_model, heads, device)
-    mha_vs_sdpa.check_equal(modules)
+    mha = mha_vs_sdpa.make_attention(d_model, heads, device)
+    mha_vs_sdpa.check_equal(mha)
     x = torch.randn(batch, length, d_model, device=device, requires_grad=True)
-    rows = mha_vs_sdpa.measure(modules, x, repeats=5, warmup=2, precision=precision)
+    rows = mha_vs_sdpa.measure(mha, x, repeats=5, warmup=2, precision=precision)
     mha_vs_sdpa.print_table(rows)
     return rows
 
@@ -87,10 +76,9 @@ def draw(results: dict, path: Path) -> None:
         axes.set_xlim(0, 1.2 * max(values.values()))
         axes.xaxis.set_visible(False)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
-    for number, (varied, fixed) in enumerate(
-        (("length", "batch"), ("batch", "length")) if memory_rows else ()
-    ):
-        axes = below.add_subplot(1, 2, number + 1)
+    sides = ((1, "length", "batch"), (2, "batch", "length")) if memory_rows else ()
+    for number, varied, fixed in sides:
+        axes = below.add_subplot(1, 2, number)
         values = [row[fixed] for row in memory_rows]
         usual = max(set(values), key=values.count)
         rows = sorted((row for row in memory_rows if row[fixed] == usual), key=lambda row: row[varied])
@@ -110,10 +98,10 @@ def check_files(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.run", description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the parts to run")
+    parser.add_argument("--only", nargs="+", choices=MEASURE, default=[*MEASURE], help="the parts to run")
     parser.add_argument("--json", type=Path, default="benchmarks.json", help="all numbers")
     parser.add_argument("--out", type=Path, default="benchmarks.png", help="picture")
-    args, device, precision = start(parser, argv, check_files)
+    args, device, precision = start_benchmark(parser, argv, check_files)
     results, began = {}, time.perf_counter()
     for section in args.only:
         results[section] = MEASURE[section](device, precision)

@@ -9,19 +9,10 @@ import torch
 from torch import nn
 
 from benchmarks.peers import x_transformer
-from benchmarks.timing import compare, start
 from benchmarks.torch_twin import TorchTransformer
-from train import (
-    RECIPES,
-    ArgumentParser,
-    integer,
-    make_dataset,
-    make_model,
-    make_optimizer,
-    run_script,
-    say,
-    train_step,
-)
+from toolbox.command_line import ArgumentParser, integer, run_script, say
+from toolbox.measure import compare, start_benchmark
+from train import RECIPES, make_dataset, make_model, make_optimizer, train_step
 
 RUN = RECIPES["chapter"] | dict(seed=0)
 
@@ -57,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.step_time", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=integer(2), default=30, help="timed steps of each model")
     parser.add_argument("--batch-size", type=integer(1), default=64, help="strings per step")
-    args, device, precision = start(parser, argv)
+    args, device, precision = start_benchmark(parser, argv)
     measure(device, args.rounds, args.batch_size, precision)
     return 0
 

@@ -1,4 +1,4 @@
-"""The same model made of PyTorch's own `nn.Transformer`: the yardstick for equality tests and for step times.
+"""The same model made of PyTorch's own `nn.Transformer`: what model.py is compared with, and timed against.
 
 Embeddings, positions and the output projection are model.py's; everything between is PyTorch's.
 """
@@ -9,43 +9,67 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from model import PAD_ID, MultiHeadAttention, TokenAndPosition, Transformer, make_causal_mask
+from model import (
+    PAD_ID,
+    KVCache,
+    MultiHeadAttention,
+    TokenAndPosition,
+    Transformer,
+    make_causal_mask,
+    make_padding_mask,
+)
 
 
 class TorchTransformer(nn.Module):
-    """src [B, Ls], tgt_in [B, Lt] -> logits [B, Lt, tgt_vocab]; `settings` are a model.Transformer's."""
+    """Called as a model.Transformer is, whose `settings` it takes; but it has no cross weights to return."""
 
     def __init__(self, settings: dict):
         super().__init__()
-        d_model, num_heads, dff, num_layers, max_len, dropout = (
-            settings[name] for name in ("d_model", "num_heads", "dff", "num_layers", "max_len", "dropout")
-        )
-        norm_first, activation = settings["norm_first"], settings["activation"]
+        self.settings = dict(settings)
+        d_model, max_len, dropout = (settings[name] for name in ("d_model", "max_len", "dropout"))
+        layers, norm_first = settings["num_layers"], settings["norm_first"]
         self.src_embed = TokenAndPosition(settings["src_vocab"], d_model, max_len, dropout)
         self.tgt_embed = TokenAndPosition(settings["tgt_vocab"], d_model, max_len, dropout)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # "nested tensors are not used": true, and no matter
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # it says that nested tensors are not used: no matter
             self.core = nn.Transformer(
-                d_model, num_heads, num_layers, num_layers, dff, dropout, activation, batch_first=True,
-                norm_first=norm_first,
+                d_model, settings["num_heads"], layers, layers, settings["dff"], dropout,
+                settings["activation"], batch_first=True, norm_first=norm_first,
             )  # fmt: skip
-        if not norm_first:
-            self.core.encoder.norm = self.core.decoder.norm = (
-                None  # post-norm layers end in a norm of their own
-            )
-        self.out = nn.Linear(d_model, settings["tgt_vocab"])
+        if not norm_first:  # each layer ends in a norm of its own
+            self.core.encoder.norm = self.core.decoder.norm = None
+        self.out_proj = nn.Linear(d_model, settings["tgt_vocab"])
+
+    def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
+        """src [B, Ls] -> memory [B, Ls, d_model], src_mask [B, 1, 1, Ls]."""
+        src_mask = make_padding_mask(src)
+        return self.core.encoder(self.src_embed(src), src_key_padding_mask=src_mask[:, 0, 0]), src_mask
+
+    def decode(
+        self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor, cache: KVCache | None = None
+    ) -> tuple[Tensor, list]:
+        """tgt_in [B, Lt] and what `encode` returned -> logits [B, Lt, tgt_vocab], [].
+
+        nn.Transformer has no KV cache: of `cache` only the ids are used, and every token is computed again.
+        """
+        ids = tgt_in
+        if cache is not None:
+            cache.append(tgt_in)
+            ids = cache.ids
+        x = self.core.decoder(
+            self.tgt_embed(ids),
+            memory,
+            tgt_mask=make_causal_mask(ids.size(1), ids.device)[0, 0],
+            tgt_key_padding_mask=ids == PAD_ID,
+            memory_key_padding_mask=src_mask[:, 0, 0],
+        )
+        return self.out_proj(x[:, -tgt_in.size(1) :]), []
 
     def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
-        src_padding = src == PAD_ID
-        x = self.core(
-            self.src_embed(src),
-            self.tgt_embed(tgt_in),
-            tgt_mask=make_causal_mask(tgt_in.size(1), tgt_in.device)[0, 0],
-            src_key_padding_mask=src_padding,
-            tgt_key_padding_mask=tgt_in == PAD_ID,
-            memory_key_padding_mask=src_padding,
-        )
-        return self.out(x)
+        """src [B, Ls], tgt_in [B, Lt] -> logits [B, Lt, tgt_vocab]."""
+        return self.decode(tgt_in, *self.encode(src))[0]
 
 
 def attention_pairs(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> Iterator[tuple]:
@@ -61,23 +85,23 @@ def attention_pairs(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> 
 
 def model_pairs(ours: Transformer, theirs: TorchTransformer) -> Iterator[tuple]:
     """(our parameter, their parameter, rows of theirs) for the whole model, every parameter once."""
-    whole = [
+    alike = [
         (ours.encoder.embed, theirs.src_embed),
         (ours.decoder.embed, theirs.tgt_embed),
-        (ours.out, theirs.out),
+        (ours.out_proj, theirs.out_proj),
     ]
     if ours.settings["norm_first"]:
-        whole.append((ours.encoder.ln_final, theirs.core.encoder.norm))
-        whole.append((ours.decoder.ln_final, theirs.core.decoder.norm))
+        alike.append((ours.encoder.ln_final, theirs.core.encoder.norm))
+        alike.append((ours.decoder.ln_final, theirs.core.decoder.norm))
     for a, b in zip(ours.encoder.layers, theirs.core.encoder.layers, strict=True):
         yield from attention_pairs(a.mha, b.self_attn)
-        whole += [(a.ln1, b.norm1), (a.ln2, b.norm2), (a.ffn.linear1, b.linear1), (a.ffn.linear2, b.linear2)]
+        alike += [(a.ln1, b.norm1), (a.ln2, b.norm2), (a.ffn.net[0], b.linear1), (a.ffn.net[2], b.linear2)]
     for a, b in zip(ours.decoder.layers, theirs.core.decoder.layers, strict=True):
         yield from attention_pairs(a.self_mha, b.self_attn)
         yield from attention_pairs(a.cross_mha, b.multihead_attn)
-        whole += [(a.ln1, b.norm1), (a.ln2, b.norm2), (a.ln3, b.norm3)]
-        whole += [(a.ffn.linear1, b.linear1), (a.ffn.linear2, b.linear2)]
-    for a, b in whole:
+        alike += [(a.ln1, b.norm1), (a.ln2, b.norm2), (a.ln3, b.norm3)]
+        alike += [(a.ffn.net[0], b.linear1), (a.ffn.net[2], b.linear2)]
+    for a, b in alike:
         for our_parameter, their_parameter in zip(a.parameters(), b.parameters(), strict=True):
             yield our_parameter, their_parameter, slice(None)
 

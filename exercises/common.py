@@ -1,7 +1,7 @@
 """What the exercises share: what a variant is, how it is trained and scored, and where its result goes.
 
-A variant is the recipe of train.py with one thing changed. Every variant sees the same strings and starts its
-training with the same state of the random generator, the one that train.py has at that point.
+A variant is the recipe of train.py with one thing changed. All variants see the same strings and start their
+training with the same state of the random generator: the one that train.py has at that point.
 """
 
 import json
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import train
 from model import PAD_ID, TokenAndPosition, Transformer, sinusoidal_position_encoding
+from toolbox.checkpoint import CheckpointError, replacing, restore
 from train import (
     BOS_ID,
     EOS_ID,
@@ -31,19 +32,18 @@ from train import (
     make_dataset,
     make_model,
     make_optimizer,
-    replacing,
     teacher_forcing,
     train_epoch,
 )
 
 LONGEST = 24  # digits in the longest string that is ever scored; training stops at 12
 ROOM = LONGEST + 2  # rows of a position table for it
-PER_LENGTH = 250  # strings of each length that training never had
+PER_LENGTH = 250  # unseen strings of each length
 SECONDS = "seconds.csv"
 
 
 class Variant(NamedTuple):
-    """The recipe with one thing changed: the model, the run's options, or what is asked of it."""
+    """The recipe with one thing changed: the model, the run's options, or the answer to be learnt."""
 
     name: str  # of its result files
     label: str  # what was changed, for pictures and tables
@@ -58,8 +58,8 @@ class Exercise(NamedTuple):
     """An exercise or question: variants to train, and what else to measure on the trained models.
 
     `measure(load, run)` gives a dict for the JSON; load(variant) is the trained model of that run's recipe
-    and seed. `table(measured)` gives its rows for people, `draw(results, measured, path)` a picture: results
-    are label -> recipe -> one per seed, measured is recipe -> one per seed.
+    and seed. `table(measured)` gives its rows for people, `draw(results, measured)` a figure: results are
+    label -> recipe -> one per seed, measured is recipe -> one per seed.
     """
 
     title: str
@@ -84,20 +84,20 @@ def model_with(run: dict, **options) -> Transformer:
 
 
 def embeddings(model: nn.Module) -> list[TokenAndPosition]:
-    """Source side, then target side."""
+    """The source side's, then the target side's."""
     return [module for module in model.modules() if isinstance(module, TokenAndPosition)]
 
 
 def lengthen(model: nn.Module) -> None:
-    """Compute the sinusoidal tables up to ROOM rows, so that longer strings than in training can be tried."""
+    """Continue the sinusoidal tables up to ROOM rows, for strings longer than in training."""
     for embed in embeddings(model):
-        if embed.position.size(0) < ROOM:
-            embed.position = sinusoidal_position_encoding(ROOM, embed.position.size(1))
+        if embed.pe.size(0) < ROOM:
+            embed.pe = sinusoidal_position_encoding(ROOM, embed.pe.size(1))
     model.settings["max_len"] = max(model.settings["max_len"], ROOM)
 
 
 def strings_of_length(length: int, count: int) -> tuple[Tensor, Tensor]:
-    """`count` random strings, all of this length -> src [count, length + 1], tgt [count, length + 2]."""
+    """`count` random strings of this length -> src [count, length + 1], tgt [count, length + 2]."""
     digits = torch.randint(10, (count, length), generator=torch.Generator().manual_seed(length)) + NUM_OFFSET
     bos, eos = (torch.full((count, 1), token) for token in (BOS_ID, EOS_ID))
     return torch.cat([digits, eos], 1), torch.cat([bos, digits.flip(1), eos], 1)
@@ -113,11 +113,14 @@ class Data(NamedTuple):
 
 def make_data(variant: Variant, run: dict) -> Data:
     """The strings of train.py, with the answers that this variant is to learn."""
-    src, tgt = make_dataset(run["samples"], train.TRAIN_SEED, run["extra_long"])
-    val = [ids[: train.VAL_SCORED] for ids in drop_seen(*make_dataset(train.VAL_DRAWN, train.VAL_SEED), src)]
-    test = drop_seen(*make_dataset(2 * train.TEST_SIZE, train.TEST_SEED), src)
-    test = [ids[: train.TEST_SIZE] for ids in test]
-    return Data(*((src, variant.answer(src, tgt)) for src, tgt in ((src, tgt), val, test)))
+    seen = make_dataset(run["samples"], train.TRAIN_SEED, run["extra_long"])
+
+    def unseen(drawn: int, seed: int, scored: int) -> list[Tensor]:
+        return [ids[:scored] for ids in drop_seen(*make_dataset(drawn, seed), seen[0])]
+
+    val = unseen(train.VAL_DRAWN, train.VAL_SEED, train.VAL_SCORED)
+    test = unseen(2 * train.TEST_SIZE, train.TEST_SEED, train.TEST_SIZE)
+    return Data(*((src, variant.answer(src, tgt)) for src, tgt in (seen, val, test)))
 
 
 # ----------------------------------------------------------------------------------------------- scoring
@@ -126,7 +129,7 @@ def make_data(variant: Variant, run: dict) -> Data:
 def forced_tokens(model: nn.Module, src: Tensor, tgt: Tensor, tgt_in: Tensor | None = None) -> Tensor:
     """Under teacher forcing: src [n, Ls], tgt [n, L] -> ids [n, L-1], the likeliest token at each position.
 
-    The decoder reads `tgt_in` [n, L-1], by default the right prefix. PAD and BOS are never said.
+    The decoder reads `tgt_in` [n, L-1], by default the right prefix. PAD and BOS are never chosen.
     """
     tgt_in = teacher_forcing(tgt)[0] if tgt_in is None else tgt_in
     with evaluating(model):
@@ -135,16 +138,16 @@ def forced_tokens(model: nn.Module, src: Tensor, tgt: Tensor, tgt_in: Tensor | N
 
 
 def free_tokens(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-    """Free-running: src [n, Ls], tgt [n, L] -> ids [n, L-1], greedy output, PAD after <eos>."""
-    length = tgt.size(1) - 1
-    outputs = [greedy_decode(model, part, max_len=length) for part in src.split(500)]
-    return torch.cat([F.pad(ids, (0, length - ids.size(1)), value=PAD_ID) for ids in outputs])
+    """Free-running: src [n, Ls], tgt [n, L] -> ids [n, L-1], greedy output without <bos>, PAD after <eos>."""
+    length = tgt.size(1)
+    outputs = [greedy_decode(model, part, length) for part in src.split(500)]
+    return torch.cat([F.pad(ids[:, 1:], (0, length - ids.size(1)), value=PAD_ID) for ids in outputs])
 
 
 def token_accuracy(ids: Tensor, tgt: Tensor) -> float:
-    """ids [n, L-1] against tgt [n, L]: the share of right ones among the real tokens."""
+    """ids [n, L-1] against tgt [n, L]: the share of right ones, PAD not counted."""
     gold = teacher_forcing(tgt)[1]
-    return (ids == gold)[gold != PAD_ID].float().mean().item()
+    return share((ids == gold)[gold != PAD_ID])
 
 
 def share(right: Tensor) -> float:
@@ -178,12 +181,8 @@ def result_path(folder: Path, name: str, run: dict) -> Path:
     return folder / f"{name}.{run['recipe']}.{run['seed']}.json"
 
 
-def measured_path(folder: Path, name: str, run: dict) -> Path:
-    return result_path(folder, f"{name}-measured", run)
-
-
 def plain(value):
-    """The same without what JSON has no word for: a loss that is not a number becomes null."""
+    """The same without what JSON has no word for: a number that is not finite becomes null."""
     if isinstance(value, dict):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -201,10 +200,9 @@ def read_json(path: Path) -> dict:
 
 
 def note_seconds(folder: Path, stem: str, seconds: float) -> None:
-    """Add a line to seconds.csv. Times are kept there alone: the JSON files stay the same from run to run."""
-    path = folder / SECONDS
+    """Add a line to seconds.csv. Only it has times, so that the JSON files are the same from run to run."""
     line = f"{stem},{seconds:.1f},{torch.get_num_threads()},{torch.__version__}\n"
-    with open(path, "a", encoding="utf-8") as file:
+    with open(folder / SECONDS, "a", encoding="utf-8") as file:
         file.write(line if file.tell() else "result,seconds,threads,torch\n" + line)
 
 
@@ -221,40 +219,38 @@ def read_seconds(folder: Path) -> dict[str, float]:
 def train_variant(
     variant: Variant, run: dict, folder: Path, again: bool = False, say: Callable = lambda text: None
 ) -> nn.Module:
-    """Train, or go on from the last whole epoch, or only load; write the result if there is none.
+    """Train, or continue after the last whole epoch, or only load; write the result if there is none.
 
     -> the trained model, with room for strings of LONGEST digits. `again`: from the start, and write anew.
-    The .pt file beside the result has what is needed to go on. CheckpointError when it is of another run.
+    The .pt file beside the result is the checkpoint. CheckpointError when it is of another run.
     """
     path = result_path(folder, variant.name, run)
     checkpoint = path.with_suffix(".pt")
     if again:
         checkpoint.unlink(missing_ok=True)
-    data = make_data(variant, run)
+    data, history = make_data(variant, run), []
     make_model(run)
     state = torch.get_rng_state()  # as train.py has it when its training starts
     model = variant.model(run)
     torch.set_rng_state(state)
     optimizer, scheduler = make_optimizer(model, run)
-    epoch, history = 0, []
     if checkpoint.exists():
         saved = train.load_checkpoint(checkpoint)
         if saved["run"] != run:
-            raise train.CheckpointError(
-                f"{checkpoint.name} is of a run with other options: --again starts anew"
-            )
-        epoch, history = train.restore(saved, model, optimizer, scheduler)
-    while epoch < run["epochs"]:
-        start, label = time.perf_counter(), f"{path.stem}, epoch {epoch + 1}/{run['epochs']}, "
-        state = model, optimizer, scheduler, *data.train
-        loss, token_acc = train_epoch(*state, run["batch_size"], "fp32", run["smoothing"], label)
-        epoch += 1
+            raise CheckpointError(f"{checkpoint}: of a run with other options; --again starts anew")
+        restore(saved, checkpoint, model, optimizer, scheduler)
+        history = saved["history"]
+    for epoch in range(len(history) + 1, run["epochs"] + 1):
+        start, label = time.perf_counter(), f"{path.stem}, epoch {epoch}/{run['epochs']}, "
+        loss, token_acc = train_epoch(
+            model, optimizer, scheduler, *data.train, run["batch_size"], "fp32", run["smoothing"], label
+        )
         row = dict(epoch=epoch, loss=loss, token_acc=token_acc)
         row["val_token_acc"] = token_accuracy(forced_tokens(model, *data.val), data.val[1])
         row["val_exact_match"] = share(exact_rows(model, *data.val))
         row |= dict(lr=scheduler.get_last_lr()[0], seconds=time.perf_counter() - start)
-        history = [*history, row]
-        train.save_checkpoint(checkpoint, model, optimizer, scheduler, epoch, history, run)
+        history.append(row)
+        train.save_checkpoint(checkpoint, model, optimizer, scheduler, history, run)
         say("  epoch {epoch:2}  loss {loss:.4f}  val_exact_match {val_exact_match:.3f}".format(**row))
     settings, start = dict(model.settings), time.perf_counter()
     lengthen(model)

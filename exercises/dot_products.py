@@ -1,7 +1,7 @@
 """Question 4: the dot products q·k split into content and position, at both initialisations.
 
-What the first encoder layer attends with is LN(content + position). For a given token LN is linear, its
-divisor being the same for both summands, and so are W_q and W_k: the score falls into products of parts.
+The first encoder layer makes q and k from LN(content + position). LN divides both summands of a token by the
+same number, and W_q and W_k are linear: each score is a sum of products, a part of q times a part of k.
 """
 
 import math
@@ -14,8 +14,8 @@ from exercises.common import RECIPE, Exercise, strings_of_length
 from exercises.initialisation import DEFAULT
 from exercises.pictures import prefer
 from model import Transformer
+from toolbox.figures import new_figure
 from train import MAX_LEN, evaluating
-from viz import new_figure
 
 STRINGS = 500
 SPLIT = ("content·content", "content·position", "position·content", "position·position")  # query·key
@@ -27,8 +27,8 @@ def score_parts(model: Transformer, src: Tensor) -> dict[str, Tensor]:
     The parts are those of SPLIT, and "bias": all products with LN's or W's bias, zero at the recipe's start.
     """
     embed, layer = model.encoder.embed, model.encoder.layers[0]
-    content = embed.embedding(src) * embed.scale
-    position = embed.position[: src.size(1)].expand_as(content)
+    content = embed.emb(src) * embed.scale
+    position = embed.pe[: src.size(1)].expand_as(content)
     spread = ((content + position).var(-1, correction=0, keepdim=True) + layer.ln1.eps).sqrt()
     normed = {
         name: layer.ln1.weight * (x - x.mean(-1, keepdim=True)) / spread
@@ -54,10 +54,10 @@ def rms(x: Tensor) -> float:
 
 
 def spreads(model: Transformer, src: Tensor) -> dict:
-    """Root mean square of each part, over queries and keys, less its mean over keys: softmax ignores that.
+    """Root mean square of each part, less its mean over the keys: softmax ignores that.
 
-    Then what tells a key from its neighbour: the step of the score from key j to j + 1 that comes from the
-    key's position, and the step that comes from its content, which for a position is noise.
+    Then what tells a key from its neighbour: the change of the score from key j to j + 1 that comes from the
+    position, and the change that comes from the token, which is noise when a position is looked for.
     """
     with evaluating(model):
         parts = score_parts(model, src)
@@ -83,31 +83,25 @@ def table(measured: dict) -> list[list]:
     return [["model", *names]] + [[model, *found.values()] for model, found in measured.items()]
 
 
-def draw(results: dict, measured: dict, path) -> None:
+def draw(results: dict, measured: dict):
     figure = new_figure(9.0, 4.0)
     models, recipe = prefer(measured)
     for axes, when in zip(figure.subplots(1, 2), ("start", "trained"), strict=True):
         shown = {name: found for name, found in models.items() if name.endswith(when)}
         for number, (name, found) in enumerate(shown.items()):
             places = [row + 0.4 * number for row in range(len(SPLIT))]
-            bars = axes.barh(
-                places,
-                [found[part] for part in SPLIT],
-                height=0.38,
-                color=("#4c78a8", "#f2cf8e")[number],
-                edgecolor="black",
-                hatch=("", "//")[number],
-                label=name.partition(",")[0],
-            )
+            look = dict(height=0.38, color=("#4c78a8", "#f2cf8e")[number], hatch=("", "//")[number])
+            look |= dict(edgecolor="black", label=name.partition(",")[0])
+            bars = axes.barh(places, [found[part] for part in SPLIT], **look)
             axes.bar_label(bars, fmt=" %.2f", size=8)
         axes.set_yticks([row + 0.2 for row in range(len(SPLIT))], SPLIT)
         axes.invert_yaxis()
         axes.margins(x=0.15)
-        axes.set(xlabel="spread over the keys (root mean square)")
+        axes.set_xlabel("spread over the keys (root mean square)")
         axes.set_title("at the start" if when == "start" else "after training", size=10)
         axes.legend()
     figure.suptitle(f"Scores of the first encoder layer, query·key, by their parts; {recipe}", size=11)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 EXERCISE = Exercise(

@@ -1,7 +1,7 @@
-"""Question 3: token accuracy under teacher forcing against exact match; and what a spoiled prefix does.
+"""Question 3: token accuracy under teacher forcing against exact match; and what a prefix with mistakes does.
 
-Exact match cannot tell the two apart: a free-running answer is right exactly when every token is right after
-the right prefix. What can is the accuracy of single tokens, forced and free-running. A model stopped early
+Exact match does not show exposure bias: a free-running answer is right exactly when every token is right
+after the right prefix. The accuracy of single tokens, forced and free-running, does. A model stopped early
 makes enough mistakes to compare.
 """
 
@@ -19,8 +19,8 @@ from exercises.common import (
     token_accuracy,
 )
 from exercises.pictures import STYLES, prefer
+from toolbox.figures import new_figure
 from train import MAX_LEN, MIN_LEN, NUM_OFFSET
-from viz import new_figure
 
 STRINGS = 500  # of each length
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -50,7 +50,7 @@ def by_length(model: nn.Module, length: int) -> dict:
 
 
 def spoil(tgt_in: Tensor, where: Tensor) -> Tensor:
-    """tgt_in [n, L] with another digit than the right one at the places `where` [n, L], never at <bos>."""
+    """tgt_in [n, L] -> the same with a wrong digit at the places `where` [n, L], but not for <bos>."""
     generator = torch.Generator().manual_seed(0)
     shift = torch.randint(1, 10, tgt_in.shape, generator=generator)
     other = (tgt_in - NUM_OFFSET + shift) % 10 + NUM_OFFSET
@@ -60,7 +60,7 @@ def spoil(tgt_in: Tensor, where: Tensor) -> Tensor:
 def spoiled(model: nn.Module) -> dict:
     """Token accuracy on strings of 12 digits after a prefix with wrong digits in it.
 
-    `shares`: that share of all its digits is wrong. `one`: the digit at PLACE alone is; accuracy by place.
+    `shares`: for each of SHARES, that share of its digits wrong. `one`: only the digit at PLACE; by place.
     """
     src, tgt = strings_of_length(MAX_LEN, STRINGS)
     tgt_in, gold = tgt[:, :-1], tgt[:, 1:]
@@ -97,31 +97,26 @@ def table(measured: dict) -> list[list]:
     return rows
 
 
-def draw(results: dict, measured: dict, path) -> None:
+def draw(results: dict, measured: dict):
     figure = new_figure(10.0, 4.0)
     left, right = figure.subplots(1, 2)
     found, recipe = prefer(measured)
-    for name, look in (
-        ("recipe", dict(color="C0")),
-        ("early", dict(color="C1", markerfacecolor="white")),
-    ):
+    whats = ("forced", "token, forced"), ("free", "token, free"), ("exact_match", "exact match")
+    looks = {"recipe": dict(color="C0"), "early": dict(color="C1", markerfacecolor="white")}
+    for (name, look), style in zip(looks.items(), STYLES, strict=False):
+        shares = found[name]["spoiled"]["shares"]
+        points = [row["share"] for row in shares], [row["accuracy"] for row in shares]
+        right.plot(*points, label=name, **style | look)
         lengths = [int(n) for n in found[name]["lengths"]]
-        for (what, label), style in zip(
-            (("forced", "token, forced"), ("free", "token, free"), ("exact_match", "exact match")),
-            STYLES,
-            strict=False,
-        ):
+        for (what, label), style in zip(whats, STYLES, strict=False):
             values = [row[what] for row in found[name]["lengths"].values()]
             left.plot(lengths, values, label=f"{name}: {label}", **style | look)
-        shares = found[name]["spoiled"]["shares"]
-        style = STYLES[0 if name == "recipe" else 1] | look
-        right.plot([row["share"] for row in shares], [row["accuracy"] for row in shares], label=name, **style)
     left.set(xlabel="digits", ylabel="share right", ylim=(0, 1.04), title=f"By length; {recipe}")
     left.legend(fontsize=8)
     right.set(xlabel="share of the prefix's digits that are wrong", ylabel="token accuracy", ylim=(0, 1.04))
     right.set_title("After a spoiled prefix, 12 digits")
     right.legend()
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 EXERCISE = Exercise(

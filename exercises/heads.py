@@ -1,4 +1,4 @@
-"""Exercise 3: one, two, four and eight heads. The same weights at the start, only split otherwise."""
+"""Exercise 3: one, two, four and eight heads. The same weights at the start, only split differently."""
 
 from functools import partial
 

@@ -1,8 +1,10 @@
-"""Exercise 1: PyTorch's own start of the weights, with and without the factor sqrt(d_model); each part alone.
+"""Exercise 1: PyTorch's default initialisation, with and without the factor sqrt(d_model); each part alone.
 
-The recipe starts embeddings at N(0, 1 / d_model) and Linear layers Xavier uniform with zero bias. PyTorch's
-own are N(0, 1), and uniform up to fan_in^-0.5 with a bias.
+The recipe draws embeddings from N(0, 1 / d_model); its Linear layers are Xavier uniform with zero bias.
+PyTorch's defaults are N(0, 1) for embeddings, and uniform up to fan_in^-0.5 for Linear layers, bias included.
 """
+
+from functools import partial
 
 from torch import nn
 
@@ -12,9 +14,9 @@ from train import make_model
 
 
 def started(run: dict, embedding: bool = False, linear: bool = False, scaled: bool = True) -> Transformer:
-    """The recipe's model with PyTorch's own start put back for embeddings, for Linear layers, or for both.
+    """The recipe's model with PyTorch's default start for embeddings, for Linear layers, or for both.
 
-    scaled=False also drops the factor sqrt(d_model) behind the embeddings.
+    scaled=False also drops the factor sqrt(d_model) of the embeddings.
     """
     model = make_model(run)
     for module in model.modules():
@@ -26,29 +28,22 @@ def started(run: dict, embedding: bool = False, linear: bool = False, scaled: bo
     return model
 
 
-DEFAULT = Variant(
-    "default",
-    "default start",
-    lambda run: started(run, embedding=True, linear=True),
-    published="0.166 after 5, 0.604 after 10",
-)
+def variant(name: str, label: str, published: str = "", **changed) -> Variant:
+    return Variant(name, label, partial(started, **changed), published=published)
+
+
+DEFAULT = variant("default", "default start", "0.166 after 5, 0.604 after 10", embedding=True, linear=True)
 
 EXERCISE = Exercise(
     "Exercise 1: the default initialisation",
     (
         RECIPE,
         DEFAULT,
-        Variant(
-            "default-unscaled",
-            "default start, no √d_model",
-            lambda run: started(run, embedding=True, linear=True, scaled=False),
+        variant("default-unscaled", "default start, no √d_model", embedding=True, linear=True, scaled=False),
+        variant("default-embeddings", "default embeddings", embedding=True),
+        variant(
+            "default-embeddings-unscaled", "default embeddings, no √d_model", embedding=True, scaled=False
         ),
-        Variant("default-embeddings", "default embeddings", lambda run: started(run, embedding=True)),
-        Variant(
-            "default-embeddings-unscaled",
-            "default embeddings, no √d_model",
-            lambda run: started(run, embedding=True, scaled=False),
-        ),
-        Variant("default-linear", "default Linear", lambda run: started(run, linear=True)),
+        variant("default-linear", "default Linear", linear=True),
     ),
 )

@@ -2,11 +2,11 @@
 
 With randomised positions a string of n tokens stands at n rows of a larger table, drawn at random and put in
 order: training then sees every row that a longer string will need. Source: Ruoss et al. 2023. There input and
-output are one sequence; here the answer stands at its string's own rows.
+output are one sequence; here the answer stands at the rows of its string.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from exercises.common import (
     LONGEST,
@@ -15,6 +15,7 @@ from exercises.common import (
     ROOM,
     Exercise,
     Variant,
+    embeddings,
     forced_tokens,
     free_tokens,
     model_with,
@@ -22,30 +23,27 @@ from exercises.common import (
     token_accuracy,
 )
 from exercises.pictures import draw_by_length, exact_by_length
-from model import PAD_ID, TokenAndPosition, Transformer
+from model import PAD_ID, KVCache, TokenAndPosition, Transformer, sinusoidal_position_encoding
 from train import MIN_LEN
 
 RANGE = 32  # rows to draw from; the longest string needs ROOM of them
 
 
 class RandomisedPositions(TokenAndPosition):
-    """ids [B, L], the first at position `start` -> [B, L, d_model].
+    """ids [B, L] -> [B, L, d_model], each string at rows of its own.
 
-    `source` None: this is the source side, and each forward pass draws the rows of each of its strings, as
-    many as it has tokens and one more. Else the rows are those that `source` drew last. In eval mode all
-    strings share one draw, of which a longer string takes more.
+    In each forward pass the source side draws rows for each string, as many as it has tokens and one more;
+    the target side takes those drawn last. In eval mode all strings share one draw; longer ones take more.
     """
 
-    def __init__(self, vocab_size: int, d_model: int, dropout: float, source: nn.Module | None = None):
-        super().__init__(vocab_size, d_model, RANGE, dropout)
-        self.sources = [source or self]  # in a list it is no part of this module
+    source: list[TokenAndPosition]  # the source side; in a list, or it would be a part of the target side
 
-    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        source = self.sources[0]
+    def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
+        source, start = self.source[0], 0 if cache is None else cache.start
         if source is self:
             self.rows = self.draw((ids != PAD_ID).sum(1, keepdim=True) + 1)
         rows = source.rows[:, start : start + ids.size(1)]
-        return self.drop(self.embedding(ids) * self.scale + self.position[rows])
+        return self.drop(self.emb(ids) * self.scale + self.pe[rows])
 
     def draw(self, count: Tensor) -> Tensor:
         """count [B, 1] -> rows [B, RANGE]: so many in rising order, then the last row again and again."""
@@ -55,17 +53,16 @@ class RandomisedPositions(TokenAndPosition):
 
 
 def randomised_positions(run: dict) -> Transformer:
-    model, source = model_with(run, max_len=ROOM), None
-    for stack in (model.encoder, model.decoder):
-        old = stack.embed
-        stack.embed = RandomisedPositions(*old.embedding.weight.shape, run["dropout"], source)
-        stack.embed.load_state_dict(old.state_dict())
-        source = stack.embed
+    model = model_with(run, max_len=ROOM)
+    for embed in embeddings(model):
+        embed.__class__ = RandomisedPositions
+        embed.pe = sinusoidal_position_encoding(RANGE, embed.pe.size(1))
+        embed.source = [model.encoder.embed]
     return model
 
 
 def measure(load, run: dict) -> dict:
-    """Variant -> length -> accuracy of single tokens, which exact match is too strict to see beyond 12."""
+    """Variant -> length -> accuracy of single tokens, as exact match is soon 0 beyond 12 digits."""
     measured = {}
     for variant in EXERCISE.variants:
         model, found = load(variant), {}
@@ -85,14 +82,14 @@ def table(measured: dict) -> list[list]:
     return rows
 
 
-def draw(results: dict, measured: dict, path) -> None:
+def draw(results: dict, measured: dict):
     tokens = {
         recipe: {
             label: [{n: row["free"] for n, row in one[label].items()} for one in seeds] for label in seeds[0]
         }
         for recipe, seeds in measured.items()
     }
-    draw_by_length({"exact match": exact_by_length(results), "token accuracy, free": tokens}, path)
+    return draw_by_length({"exact match": exact_by_length(results), "token accuracy, free": tokens})
 
 
 EXERCISE = Exercise(

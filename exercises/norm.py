@@ -1,7 +1,7 @@
-"""Exercise 4: pre-norm and post-norm, at 2 and 6 layers, with the recipe's warmup and with none (warmup 1).
+"""Exercise 4: pre-norm and post-norm, at 2 and 6 layers, with the recipe's warm-up and without (warmup 1).
 
-The warmup is 1,000 updates in the chapter's recipe, where warmup 1 also makes the rate peak 32 times as high
-(Noam's peak is (d_model * warmup)^-0.5), and 40 in the fast one, whose peak stays the same.
+The chapter's recipe warms up for 1,000 updates. Noam's peak is (d_model * warmup)^-0.5, so that warmup 1 also
+makes it 32 times as high. The fast recipe warms up for 40, to a peak that does not depend on it.
 """
 
 from functools import partial
@@ -10,12 +10,12 @@ from exercises.common import RECIPE, Exercise, Variant, model_with
 
 
 def variant(layers: int, norm_first: bool, warm: bool) -> Variant:
-    parts = [f"layers-{layers}", "pre" if norm_first else "post", *([] if warm else ["warmup-1"])]
+    kind = "pre" if norm_first else "post"
     return Variant(
-        "-".join(parts),
-        f"{layers} layers, {'pre' if norm_first else 'post'}" + ("" if warm else ", warmup 1"),
+        f"layers-{layers}-{kind}" + ("" if warm else "-warmup-1"),
+        f"{layers} layers, {kind}" + ("" if warm else ", warmup 1"),
         partial(model_with, num_layers=layers, norm_first=norm_first),
-        (lambda run: {}) if warm else (lambda run: dict(warmup=1)),
+        change=lambda run: {} if warm else dict(warmup=1),
         slower=layers / 2,
     )
 

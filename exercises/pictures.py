@@ -1,9 +1,7 @@
 """The pictures that several exercises share. Line styles and markers tell the lines apart in grey as well."""
 
-from pathlib import Path
-
+from toolbox.figures import new_figure
 from train import MAX_LEN
-from viz import new_figure
 
 STYLES = [
     dict(color=colour, linestyle=line, marker=marker, markersize=5, markerfacecolor=face)
@@ -22,9 +20,9 @@ WHAT = {"chapter": "chapter's recipe", "fast": "fast recipe"}
 
 
 def prefer(measured: dict[str, list[dict]]) -> tuple[dict, str]:
-    """recipe -> measurements, one per seed: the first seed's, of the chapter's recipe if it was run.
+    """recipe -> measurements, one per seed -> those of the first seed, of the chapter's recipe if it was run.
 
-    Beside it words for the picture: which recipe it was.
+    Beside them the recipe's name, for the picture.
     """
     recipe = next(recipe for recipe in WHAT if measured.get(recipe))
     return measured[recipe][0], WHAT[recipe]
@@ -43,7 +41,7 @@ def apart(values: list[float], gap: float) -> list[float]:
     return places
 
 
-def draw_summary(results: dict[str, dict[str, list[dict]]], title: str, path: Path) -> None:
+def draw_summary(results: dict[str, dict[str, list[dict]]], title: str):
     """results: label -> recipe -> one per seed. Left, chapter's recipe: validation exact match by epoch.
 
     Right, fast recipe: exact match on unseen strings, a mark for every seed.
@@ -56,7 +54,7 @@ def draw_summary(results: dict[str, dict[str, list[dict]]], title: str, path: Pa
         axes.set_title(WHAT[recipe], size=10, loc="left")
         (draw_epochs if recipe == "chapter" else draw_seeds)(axes, lines)
     figure.suptitle(title, size=11)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def draw_epochs(axes, lines: dict[str, list[dict]]) -> None:
@@ -120,7 +118,7 @@ def exact_by_length(results: dict[str, dict[str, list[dict]]]) -> dict[str, dict
     }
 
 
-def draw_by_length(rows: dict[str, dict[str, dict[str, list[dict]]]], path: Path) -> None:
+def draw_by_length(rows: dict[str, dict[str, dict[str, list[dict]]]]):
     """rows: what is drawn -> recipe -> label -> one curve per seed, length -> share.
 
     A row of panels for each, a panel for each recipe: the mean of the seeds in a band lowest to highest.
@@ -142,4 +140,4 @@ def draw_by_length(rows: dict[str, dict[str, dict[str, list[dict]]]], path: Path
             axes.set(xlabel="digits", ylabel=what, ylim=(-0.02, 1.08))
             axes.set_title(WHAT[recipe], size=10, loc="left")
             axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+    return figure

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from exercises.common import RECIPE, ROOM, Exercise, Variant, embeddings, model_with
 from exercises.pictures import draw_by_length, exact_by_length
-from model import MultiHeadAttention, Transformer, scaled_dot_product_attention
+from model import Transformer, scaled_dot_product_attention
 
 
 def no_positions(run: dict) -> Transformer:
     model = model_with(run, max_len=ROOM)
     for embed in embeddings(model):
-        embed.position.zero_()
+        embed.pe.zero_()
     return model
 
 
@@ -22,14 +22,14 @@ def learned_positions(run: dict) -> Transformer:
     """A trained table, random at first, its entries as large as a sinusoid's: 2^-0.5 root mean square."""
     model = model_with(run, max_len=ROOM)
     for embed in embeddings(model):
-        start = torch.randn(embed.position.shape) * 2**-0.5
-        del embed.position
-        embed.position = nn.Parameter(start)
+        start = torch.randn(embed.pe.shape) * 2**-0.5
+        del embed.pe  # the buffer
+        embed.pe = nn.Parameter(start)
     return model
 
 
-def turn(x: Tensor, start: int) -> Tensor:
-    """x [B, h, L, d_k] at positions start, start + 1, ... -> [B, h, L, d_k], turned by them.
+def rotate(x: Tensor, start: int) -> Tensor:
+    """x [B, h, L, d_k] at positions start, start + 1, ... -> [B, h, L, d_k], each rotated by its position.
 
     The pair (i, i + d_k / 2) turns by position / 10000^(2i / d_k), so that q·k depends on the distance alone.
     Source: Su et al. 2021 (RoFormer), section 3.2.
@@ -40,30 +40,21 @@ def turn(x: Tensor, start: int) -> Tensor:
     return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1)
 
 
-class RotaryAttention(MultiHeadAttention):
-    """Self-attention on turned queries and keys; arguments and results as in MultiHeadAttention.
+def rotary_attention(q, k, v, mask=None, drop=None) -> tuple[Tensor, Tensor]:
+    """`scaled_dot_product_attention` of rotated queries and keys.
 
-    The queries are the last Lq of the Lk tokens, all of them unless earlier keys are in the cache.
+    The queries are the last Lq of the Lk tokens: all of them, unless earlier keys come from the KV cache.
     """
-
-    def forward(self, query, key, value, mask=None, cache=None):
-        q = self._split(self.W_q(query))
-        k, v = self._keys_values(key, value, {} if cache is None else cache)
-        q, k = turn(q, k.size(2) - q.size(2)), turn(k, 0)
-        context, weights = scaled_dot_product_attention(q, k, v, mask, self.drop)
-        return self.W_o(self._merge(context)), weights
+    return scaled_dot_product_attention(rotate(q, k.size(2) - q.size(2)), rotate(k, 0), v, mask, drop)
 
 
 def rotary_positions(run: dict) -> Transformer:
-    """Both self-attentions turn; cross-attention does not, as its two sides count different things."""
+    """Rotary self-attention; not cross-attention, whose queries and keys are positions of two sequences."""
     model = no_positions(run)
-    places = [(layer, "mha") for layer in model.encoder.layers]
-    places += [(layer, "self_mha") for layer in model.decoder.layers]
-    for layer, name in places:
-        old = getattr(layer, name)
-        new = RotaryAttention(model.settings["d_model"], old.num_heads, run["dropout"])
-        new.load_state_dict(old.state_dict())
-        setattr(layer, name, new)
+    for layer in model.encoder.layers:
+        layer.mha.attend = rotary_attention
+    for layer in model.decoder.layers:
+        layer.self_mha.attend = rotary_attention
     return model
 
 
@@ -75,5 +66,5 @@ EXERCISE = Exercise(
         Variant("learned-positions", "learned", learned_positions),
         Variant("rotary-positions", "rotary", rotary_positions),
     ),
-    draw=lambda results, measured, path: draw_by_length({"exact match": exact_by_length(results)}, path),
+    draw=lambda results, measured: draw_by_length({"exact match": exact_by_length(results)}),
 )

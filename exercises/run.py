@@ -1,4 +1,4 @@
-"""The chapter's exercises and questions: train what is missing, measure, draw. Finished ones are only drawn.
+"""The chapter's exercises and questions: train what is missing, measure, draw.
 
 Run from the project's folder: `python -m exercises.run heads`, or `--list`, `--all`, `--table`.
 """
@@ -6,6 +6,7 @@ Run from the project's folder: `python -m exercises.run heads`, or `--list`, `--
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,6 @@ from exercises.common import (
     RECIPE,
     Exercise,
     Variant,
-    measured_path,
     read_json,
     read_seconds,
     result_path,
@@ -38,24 +38,17 @@ from exercises.common import (
     write_json,
 )
 from exercises.pictures import WHAT, draw_summary
-from train import RECIPES, ArgumentParser, CheckpointError, integer, run_script, say
+from toolbox.checkpoint import CheckpointError
+from toolbox.command_line import ArgumentParser, integer, run_script, say
+from train import RECIPES
 
-EXERCISES: dict[str, Exercise] = {
-    "initialisation": initialisation.EXERCISE,
-    "positions": positions.EXERCISE,
-    "heads": heads.EXERCISE,
-    "norm": norm.EXERCISE,
-    "sorting": sorting.EXERCISE,
-    "swiglu": swiglu.EXERCISE,
-    "torch_stacks": torch_stacks.EXERCISE,
-    "timing": timing.EXERCISE,
-    "causal_cross": causal_cross.EXERCISE,
-    "exposure_bias": exposure_bias.EXERCISE,
-    "dot_products": dot_products.EXERCISE,
-    "length_generalisation": length_generalisation.EXERCISE,
-}
+MODULES = (
+    initialisation, positions, heads, norm, sorting, swiglu, torch_stacks,
+    timing, causal_cross, exposure_bias, dot_products, length_generalisation,
+)  # fmt: skip
+EXERCISES: dict[str, Exercise] = {module.__name__.rpartition(".")[2]: module.EXERCISE for module in MODULES}
 SEEDS = {"chapter": [0], "fast": [0, 1, 2]}
-SCORING = 120  # scoring a finished run takes as long as about so many updates
+SCORING = 120  # scoring a finished run takes as long as about this many updates
 HERE = Path(__file__).resolve().parent
 RESULTS, PICTURES = HERE / "results", HERE.parent / "assets"
 
@@ -126,7 +119,7 @@ def minutes(seconds: float) -> str:
 def run_all(args: argparse.Namespace, jobs: list[Job]) -> None:
     """Train what is missing, cheapest first; measure and draw an exercise as soon as its last run is there.
 
-    The time left is reckoned from this session's pace so far.
+    The time left is estimated from the pace so far.
     """
     todo = [job for job in jobs if args.again or not job.path(args.results).exists()]
     say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are there already; {torch.get_num_threads()} threads")
@@ -141,7 +134,7 @@ def run_all(args: argparse.Namespace, jobs: list[Job]) -> None:
         say(f"[{number}/{len(todo)}] {path.stem}: {job.updates:,} updates{left}")
         train_variant(job.variant, job.run, args.results, args.again, say)
         say(f"  exact match on unseen strings {read_json(path)['exact_match']:.4f}")
-        if job.variant.name not in measured_on:  # nothing will want its weights
+        if job.variant.name not in measured_on:  # nothing needs its weights
             path.with_suffix(".pt").unlink(missing_ok=True)
         done += job.cost
         missing.remove(path)
@@ -149,7 +142,7 @@ def run_all(args: argparse.Namespace, jobs: list[Job]) -> None:
 
 
 def finish_those_complete(args: argparse.Namespace, waiting: dict[str, set], missing: set) -> None:
-    """Measure and draw the exercises that wait for none of the missing runs; they then wait no more."""
+    """Measure and draw the exercises none of whose runs is missing, and take them off the waiting list."""
     for name in [name for name, paths in waiting.items() if not paths & missing]:
         del waiting[name]
         measure(args, name)
@@ -169,14 +162,15 @@ def measure(args: argparse.Namespace, name: str) -> None:
         return
     for recipe, seed in seeds_of(args):
         run = run_of(RECIPE, recipe, seed, args.epochs)
-        path = measured_path(args.results, name, run)
+        path = result_path(args.results, f"{name}-measured", run)
         if args.again or not path.exists():
             say(f"{name}: measuring, {recipe} recipe, seed {seed}")
+            write_json(path, exercise.measure(partial(load, args, recipe, seed), run))
 
-            def load(variant: Variant, recipe: str = recipe, seed: int = seed):
-                return train_variant(variant, run_of(variant, recipe, seed, args.epochs), args.results)
 
-            write_json(path, exercise.measure(load, run))
+def load(args: argparse.Namespace, recipe: str, seed: int, variant: Variant) -> torch.nn.Module:
+    """The trained model of a variant; trained now if its checkpoint is not there."""
+    return train_variant(variant, run_of(variant, recipe, seed, args.epochs), args.results)
 
 
 # --------------------------------------------------------------------------------------- results and pictures
@@ -207,15 +201,14 @@ def read_seeds(folder: Path, name: str, recipe: str) -> list[dict]:
 def draw(args: argparse.Namespace, name: str) -> None:
     """The pictures of an exercise from whatever results are there."""
     exercise, results = EXERCISES[name], results_of(args.results, name)
-    if exercise.summary and any(results.values()):
-        path = args.pictures / f"exercise_{name}.png"
-        draw_summary(results, exercise.title, path)
-        say(f"{name}: drew {path.name}")
-    measured = measured_of(args.results, name)
-    if exercise.draw and (measured or (exercise.measure is None and any(results.values()))):
-        path = args.pictures / f"exercise_{name}_detail.png"
-        exercise.draw(results, measured, path)
-        say(f"{name}: drew {path.name}")
+    trained, measured, figures = any(results.values()), measured_of(args.results, name), {}
+    if exercise.summary and trained:
+        figures[f"exercise_{name}.png"] = draw_summary(results, exercise.title)
+    if exercise.draw and (measured or (exercise.measure is None and trained)):
+        figures[f"exercise_{name}_detail.png"] = exercise.draw(results, measured)
+    for file, figure in figures.items():
+        figure.savefig(args.pictures / file, dpi=150)
+        say(f"{name}: drew {file}")
 
 
 def cell(value) -> str:
@@ -236,29 +229,28 @@ def say_rows(rows: list[list]) -> None:
 
 
 def variant_row(variant: Variant, found: dict[str, list[dict]], seconds: dict[str, float]) -> list:
-    """The published figure; the chapter's recipe, seed 0, epoch by epoch; the fast recipe, all seeds."""
+    """The published figure; the chapter's recipe, seed 0; the fast recipe, all seeds."""
     row: list = [variant.label, variant.published]
-    chapter = found.get("chapter", [])
-    if chapter:
-        history, first = [line["val_exact_match"] for line in chapter[0]["history"]], chapter[0]
-        row += [history[4] if len(history) > 4 else None, history[-1], max(history), first["exact_match"]]
-        row.append(longer(first))
+    if chapter := found.get("chapter"):
+        first = chapter[0]
+        epochs = [line["val_exact_match"] for line in first["history"]]
+        row += [epochs[4] if len(epochs) > 4 else "", epochs[-1], f"{first['exact_match']:.4f}"]
         stem = f"{variant.name}.chapter.{first['run']['seed']}"
-        row += [first["history"][0]["token_acc"], minutes(seconds[stem]) if stem in seconds else None]
+        row += [longer(first), minutes(seconds[stem]) if stem in seconds else None]
     else:
-        row += ["not run yet"] + [None] * 6
-    fast = [result["exact_match"] for result in found.get("fast", [])]
-    if fast:
-        mean = sum(fast) / len(fast)
-        row.append(f"{mean:.4f} ({min(fast):.4f} to {max(fast):.4f}, {len(fast)} seeds)")
-        row.append(sum(map(longer, found["fast"])) / len(fast))
+        row += ["not run yet"] + [None] * 4
+    if fast := found.get("fast"):
+        exact = [result["exact_match"] for result in fast]
+        mean = sum(exact) / len(exact)
+        row.append(f"{mean:.4f} ({min(exact):.4f} to {max(exact):.4f}, {len(exact)} seeds)")
+        row.append(sum(map(longer, fast)) / len(fast))
     else:
         row += ["not run yet", None]
     return row
 
 
 def longer(result: dict) -> float:
-    """Exact match on strings longer than in training, mean of their lengths."""
+    """Exact match on strings longer than in training, mean over the lengths."""
     return sum(result["longer"].values()) / len(result["longer"])
 
 
@@ -269,9 +261,8 @@ def say_tables(args: argparse.Namespace) -> None:
         exercise, results = EXERCISES[name], results_of(args.results, name)
         say(f"\n## {exercise.title} (`{name}`)\n")
         if exercise.variants:
-            rows = [["", "published", "epoch 5", "last epoch", "best epoch", "unseen strings"]]
-            rows[0] += ["13 to 24 digits", "token accuracy, epoch 1", "time"]
-            rows[0] += ["fast recipe, unseen: mean (lowest to highest)", "13 to 24 digits"]
+            rows = [["", "published", "epoch 5", "last epoch", "unseen strings", "13 to 24 digits", "time"]]
+            rows[0] += ["fast recipe, unseen strings: mean (lowest to highest)", "13 to 24 digits"]
             rows += [variant_row(v, results[v.label], seconds) for v in exercise.variants]
             say_rows(rows)
         for recipe, seeds in measured_of(args.results, name).items():
@@ -305,12 +296,12 @@ def build_parser() -> ArgumentParser:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"one or more of {', '.join(EXERCISES)}")
     add("--all", action="store_true", help="every exercise and question")
-    add("--list", action="store_true", help="show them, and how far each is")
+    add("--list", action="store_true", help="show them, and how many of their runs are there")
     add("--table", action="store_true", help="print the results as Markdown")
     add("--recipe", choices=(*RECIPES, "both"), default="both", help="how to train")
-    add("--seeds", type=seed_list, help="such as 0,1,2; else 0 for chapter and 0,1,2 for fast")
-    add("--epochs", type=integer(1), help="other than the recipe's, for a quick look")
-    add("--again", action="store_true", help="run what is finished once more")
+    add("--seeds", type=seed_list, help="such as 0,1,2; if not given, 0 for chapter and 0,1,2 for fast")
+    add("--epochs", type=integer(1), help="instead of the recipe's, for a quick look")
+    add("--again", action="store_true", help="run finished ones once more")
     add("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     add("--pictures", type=Path, default=PICTURES, help="folder of the pictures")
     return parser

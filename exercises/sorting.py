@@ -1,14 +1,17 @@
-"""Exercise 5: sort the digits, smallest first, in place of reversing. What does cross-attention look at?"""
+"""Exercise 5: sort the digits, smallest first, instead of reversing them. Where does cross-attention look?"""
 
 import torch
 from torch import Tensor
 
 from exercises.common import RECIPE, Exercise, Variant, make_data
 from exercises.pictures import prefer
+from model import attention_weights
+from toolbox.figures import new_figure
+from toolbox.heatmap import DECODER_ROW
 from train import EOS_ID, MAX_LEN, NUM_OFFSET, evaluating, teacher_forcing
-from viz import DECODER_ROW, attention_maps, new_figure
+from viz import attention_maps
 
-DEMOS = ("7309518", "5250259")  # all digits different; digits that come twice and thrice
+DEMOS = ("7309518", "5250259")  # all digits different; digits that occur twice and three times
 LOOKS = ("the digit it writes", "the digit it has just read", "a smaller digit", "a larger digit", "<eos>")
 
 
@@ -25,14 +28,14 @@ SORT = Variant("sort", "sorting", answer=sorted_answer)
 
 
 def where_it_looks(model: torch.nn.Module, src: Tensor, tgt: Tensor) -> list[dict]:
-    """src, tgt [n, L] -> for each layer the mean cross weight on each of LOOKS, which together make 1.
+    """src, tgt [n, L] -> for each layer the mean cross weight on each of LOOKS; they add up to 1.
 
-    Rows that write a digit only; the weights are the mean of the heads. Besides: `one_copy`, the largest
-    single weight as a share of that on all copies of the digit, where there are several; `antidiagonal`.
+    Mean of the heads, over rows that write a digit. `one_copy`: where the digit occurs several times,
+    the largest weight as a share of that on all copies; `antidiagonal`: the weight on the opposite place.
     """
     tgt_in, tgt_out = teacher_forcing(tgt)
     with evaluating(model):
-        layers = model.attention_weights(src, tgt_in)["cross"]
+        layers = attention_weights(model, src, tgt_in)["cross"]
     written, read, seen = tgt_out[:, :, None], tgt_in[:, :, None], src[:, None, :]
     digit = seen >= NUM_OFFSET
     kinds = {LOOKS[0]: seen == written, LOOKS[1]: digit & (seen == read) & (seen != written)}
@@ -76,7 +79,7 @@ def table(measured: dict) -> list[list]:
     return rows
 
 
-def draw(results: dict, measured: dict, path) -> None:
+def draw(results: dict, measured: dict):
     found, recipe = prefer(measured)
     maps = found["maps"]
     figure = new_figure(10.0, 4.8)
@@ -93,7 +96,7 @@ def draw(results: dict, measured: dict, path) -> None:
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, size=8)
     figure.colorbar(image, ax=figure.axes, label="attention weight", aspect=25)
     figure.suptitle(f"Sorting: cross-attention of the last layer, mean of heads; {recipe}", size=11)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 EXERCISE = Exercise(

@@ -1,7 +1,7 @@
 """Question 1: the encoder runs once, the decoder once per token. Which takes the time, as the lengths grow?
 
-A model of the chapter's sizes with random weights, which may not say <eos>; batch 8; keys and values kept.
-Times cannot be the same twice: this is the one result that another run does not reproduce.
+A model of the chapter's sizes with random weights, which cannot say <eos>; batch 8. Times are never the same
+twice: this is the one result that another run does not reproduce.
 """
 
 from functools import partial
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.decode_time import endless_model
-from benchmarks.timing import compare
 from exercises.common import Exercise
 from exercises.pictures import STYLES
-from model import Transformer
+from model import KVCache, Transformer
+from toolbox.figures import new_figure
+from toolbox.measure import compare
 from train import BOS_ID, NUM_OFFSET, evaluating
-from viz import new_figure
 
 LENGTHS = (16, 64, 256, 1024)
 SHORT = 16  # the length of the other side
-WITHOUT_CACHE = 256  # up to here decoding is also timed with everything computed anew at each step
+WITHOUT_CACHE = 256  # up to this length decoding is also timed without the KV cache
 BATCH, REPEATS = 8, 5
 
 
@@ -28,14 +28,13 @@ def encode(model: Transformer, src: Tensor) -> tuple[Tensor, Tensor]:
         return model.encode(src)
 
 
-def decode(model: Transformer, memory: Tensor, src_mask: Tensor, steps: int, keep: bool = True) -> None:
+def decode(model: Transformer, memory: Tensor, src_mask: Tensor, steps: int, use_cache: bool = True) -> None:
     """`steps` greedy tokens, one by one, as train.greedy_decode does it, without the encoder."""
     tgt = torch.full((memory.size(0), 1), BOS_ID)
-    cache = {}
+    cache = KVCache(model.settings["num_layers"]) if use_cache else None
     with evaluating(model):
         for _ in range(steps):
-            new = (tgt[:, -1:], cache) if keep else (tgt, None)
-            logits, _ = model.decode(new[0], memory, src_mask, new[1])
+            logits, _ = model.decode(tgt[:, -1:] if use_cache else tgt, memory, src_mask, cache)
             tgt = torch.cat([tgt, logits[:, -1:].argmax(-1)], dim=1)
 
 
@@ -51,7 +50,7 @@ def measure(load=None, run: dict | None = None) -> dict:
         memory = encode(model, src)
         calls = {"encoder": partial(encode, model, src), "decoder": partial(decode, model, *memory, target)}
         if target <= WITHOUT_CACHE:
-            calls["decoder, nothing kept"] = partial(decode, model, *memory, target, keep=False)
+            calls["decoder, nothing kept"] = partial(decode, model, *memory, target, use_cache=False)
         times = compare(calls, REPEATS, 1, torch.device("cpu"), f"source {source}, target {target}")
         medians = {name: found["median_ms"] for name, found in times.items()}
         rows.append(dict(grows=grows, source=source, target=target, ms=medians))
@@ -66,7 +65,7 @@ def table(measured: dict) -> list[list]:
     return rows
 
 
-def draw(results: dict, measured: dict, path) -> None:
+def draw(results: dict, measured: dict):
     figure = new_figure(10.0, 4.2)
     rows = measured[""][0]["rows"]
     for axes, grows in zip(figure.subplots(1, 2, sharey=True), ("source", "target"), strict=True):
@@ -82,7 +81,7 @@ def draw(results: dict, measured: dict, path) -> None:
         axes.legend()
     figure.axes[0].set_ylabel("ms for a batch")
     figure.suptitle("Time of encoder and decoder by length", size=11)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 EXERCISE = Exercise(

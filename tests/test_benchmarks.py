@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import train
-from benchmarks import decode_time, memory, peers, recipes, run, step_time, timing
+from benchmarks import decode_time, memory, peers, recipes, run, step_time
+from toolbox import measure
 
 CPU = torch.device("cpu")
 
@@ -27,8 +28,8 @@ def no_peers(monkeypatch):
 
 def test_compare_reports_quotients_of_the_medians(monkeypatch, capsys):
     times = {"a": [1.0, 2.0, 3.0], "b": [8.0, 8.0, 8.0]}
-    monkeypatch.setattr(timing, "take_turns", lambda *args, **options: times)
-    results = timing.compare({}, 3, 0, CPU, "")
+    monkeypatch.setattr(measure, "take_turns", lambda *args, **options: times)
+    results = measure.compare({}, 3, 0, CPU, "")
     assert results["a"] == dict(median_ms=2.0, low_ms=1.5, high_ms=2.5, ratio=1.0)
     assert results["b"]["ratio"] == 4.0 and "4.00 x" in capsys.readouterr().out
 

@@ -15,6 +15,7 @@ from benchmarks import joey
 from model import Transformer
 from translation.data import LangPairDataset, Tokenizer, collate
 from translation.decode import beam_search
+from translation.options import PRESETS
 from translation.prepare import load_split
 
 pytest.importorskip("sentencepiece", reason="needs translation/requirements.txt")
@@ -31,7 +32,7 @@ def package():
 
 @pytest.fixture
 def small_is_sample(monkeypatch):
-    monkeypatch.setitem(tt.PRESETS, "small", tt.PRESETS["sample"])
+    monkeypatch.setitem(PRESETS, "small", PRESETS["sample"])
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def test_the_command_measures_both_parts(package, small_is_sample, tmp_path, mon
 def test_ratios_are_taken_turn_by_turn(capsys):
     results = joey.report({joey.OURS: [2.0, 4.0, 30.0], joey.THEIRS: [1.0, 4.0, 10.0]}, "tokens/s")
     assert results[joey.OURS]["median"] == 4 and results["ratio"] == dict(median=2, low=1.5, high=2.5)
-    assert joey.quartiles([3.0]) == dict(median=3, low=3, high=3)
+    assert joey.spread([3.0]) == dict(median=3, low=3, high=3)
     assert "2.00 x" in capsys.readouterr().out
 
 

@@ -24,6 +24,7 @@ from exercises import (
     torch_stacks,
 )
 from exercises.common import run_of, strings_of_length
+from model import KVCache, attention_weights
 
 VARIANTS = {v.name: v for exercise in run.EXERCISES.values() for v in exercise.variants}
 TINY = dict(samples=64, batch_size=16, warmup=2)
@@ -153,8 +154,8 @@ def changed_weights(name):
 
 
 def test_initialisation_changes_the_named_weights_alone():
-    embeddings = {"encoder.embed.embedding.weight", "decoder.embed.embedding.weight"}
-    linear = {k for k in fresh("recipe").state_dict() if ".W_" in k or ".ffn." in k or k.startswith("out.")}
+    embeddings = {"encoder.embed.emb.weight", "decoder.embed.emb.weight"}
+    linear = {k for k in fresh("recipe").state_dict() if ".W_" in k or ".ffn." in k or k.startswith("out_")}
     expected = {"default": embeddings | linear, "default-embeddings": embeddings, "default-linear": linear}
     expected["default-unscaled"] = expected["default"]
     expected["default-embeddings-unscaled"] = embeddings
@@ -164,11 +165,11 @@ def test_initialisation_changes_the_named_weights_alone():
         model = fresh(name)
         for embed in common.embeddings(model):
             assert embed.scale == (1.0 if name.endswith("unscaled") else 4.0)  # sqrt(16)
-            assert torch.equal(embed.embedding.weight[0], torch.zeros(16))
-            std = embed.embedding.weight[1:].std()
+            assert torch.equal(embed.emb.weight[0], torch.zeros(16))
+            std = embed.emb.weight[1:].std()
             assert (0.85 < std < 1.15) == ("default-linear" != name)
-        bound = model.out.weight.abs().max()
-        assert (bound <= 16**-0.5 and model.out.bias.any()) == ("embeddings" not in name)
+        bound = model.out_proj.weight.abs().max()
+        assert (bound <= 16**-0.5 and model.out_proj.bias.any()) == ("embeddings" not in name)
 
 
 @pytest.mark.parametrize(
@@ -190,27 +191,29 @@ def test_post_norm_starts_from_the_recipes_weights_without_the_last_norm():
 def test_positions():
     src = torch.tensor([[3, 4, 5, 2]])
     for embed in common.embeddings(fresh("no-positions").eval()):
-        assert torch.equal(embed(src), embed.embedding(src) * embed.scale)
+        assert torch.equal(embed(src), embed.emb(src) * embed.scale)
     recipe, learned = fresh("recipe").state_dict(), fresh("learned-positions")
-    extra = {"encoder.embed.position", "decoder.embed.position"}
+    extra = {"encoder.embed.pe", "decoder.embed.pe"}
     assert learned.state_dict().keys() - recipe.keys() == extra
     assert all(torch.equal(recipe[key], learned.state_dict()[key]) for key in recipe)
     assert extra <= {name for name, _ in learned.named_parameters()}
     rotary = fresh("rotary-positions")
-    kinds = {name: type(m) for name, m in rotary.named_modules() if name.endswith("mha")}
-    assert all((kind is positions.RotaryAttention) == ("cross" not in name) for name, kind in kinds.items())
+    attend = {name: m.attend for name, m in rotary.named_modules() if name.endswith("mha")}
+    assert len(attend) == 6 and all(
+        (function is positions.rotary_attention) == ("cross" not in name) for name, function in attend.items()
+    )
 
 
-def test_turned_queries_and_keys_know_their_distance_alone():
+def test_scores_of_rotated_queries_and_keys_depend_on_their_distance_alone():
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 1, 5, 8).unbind(0)
 
     def scores(start):
-        return positions.turn(q, start) @ positions.turn(k, start).transpose(-2, -1)
+        return positions.rotate(q, start) @ positions.rotate(k, start).transpose(-2, -1)
 
     torch.testing.assert_close(scores(0), scores(7), atol=1e-5, rtol=1e-5)
     assert not torch.allclose(scores(0), q @ k.transpose(-2, -1), atol=1e-2)
-    torch.testing.assert_close(positions.turn(q, 3).norm(dim=-1), q.norm(dim=-1))
+    torch.testing.assert_close(positions.rotate(q, 3).norm(dim=-1), q.norm(dim=-1))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,7 @@ def test_decoding_step_by_step_equals_decoding_anew(name):
     with train.evaluating(model):
         whole = model(src, tgt[:, :-1])
         memory, src_mask = model.encode(src)
-        cache = {}
+        cache = KVCache(model.settings["num_layers"])
         parts = [model.decode(tgt[:, i : i + 1], memory, src_mask, cache)[0] for i in range(17)]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
 
@@ -240,9 +243,9 @@ def test_randomised_positions_are_ordered_rows_of_a_larger_table():
     for embed in (source, answer):
         embed.drop.p = 0.0
 
-    def rows(embed, ids, *first):
-        content = embed.embedding(ids) * embed.scale
-        return torch.cdist(embed(ids, *first) - content, embed.position).argmin(-1)
+    def rows(embed, ids, *cache):
+        content = embed.emb(ids) * embed.scale
+        return torch.cdist(embed(ids, *cache) - content, embed.pe).argmin(-1)
 
     first, second = rows(source.train(), ids), rows(source, ids)
     assert (first[:3].diff(dim=1) > 0).all() and (first[3:, :6].diff(dim=1) > 0).all()
@@ -251,7 +254,9 @@ def test_randomised_positions_are_ordered_rows_of_a_larger_table():
     theirs = rows(answer.train(), start)
     assert torch.equal(theirs[:, :9][ids != 0], second[ids != 0])  # the answer stands where its string does
     assert (theirs[:3].diff(dim=1) > 0).all()  # and has a row more
-    assert torch.equal(rows(answer, start[:, 4:], 4), theirs[:, 4:])
+    cache = KVCache(2)
+    cache.append(start[:, :4]), cache.append(start[:, 4:])  # the second call decodes from position 4 on
+    assert torch.equal(rows(answer, start[:, 4:], cache), theirs[:, 4:])
     fixed = rows(source.eval(), ids)
     assert torch.equal(fixed, rows(source, ids)) and torch.equal(fixed[0], fixed[1])
     assert not torch.equal(fixed[0, :6], fixed[3, :6]) and torch.equal(rows(source, ids[:3]), fixed[:3])
@@ -268,7 +273,7 @@ def test_swiglu_has_as_many_parameters_within_a_thousandth(monkeypatch):
     assert isinstance(ffn, swiglu.SwiGLU) and not ffn.gate.bias.any()
     x = torch.randn(1, 2, 128)
     a = x @ ffn.gate.weight.T
-    torch.testing.assert_close(ffn(x), (a * a.sigmoid() * (x @ ffn.linear1.weight.T)) @ ffn.linear2.weight.T)
+    torch.testing.assert_close(ffn(x), (a * a.sigmoid() * (x @ ffn.up.weight.T)) @ ffn.down.weight.T)
 
 
 def test_torch_stacks_are_the_same_model(whole):
@@ -313,10 +318,10 @@ def test_exposure_bias_measures():
     src, tgt = strings_of_length(12, 200)
     spoiled = exposure_bias.spoil(tgt[:, :-1], torch.ones(200, 13, dtype=torch.bool))
     assert (spoiled[:, 0] == train.BOS_ID).all() and (spoiled[:, 1:] != tgt[:, 1:-1]).all()
-    assert spoiled[:, 1:].min() == train.NUM_OFFSET and spoiled.max() < train.VOCAB_SIZE
+    assert spoiled[:, 1:].min() == train.NUM_OFFSET and spoiled.max() < train.VOCAB
     with torch.no_grad():
-        model.out.weight.zero_()
-        model.out.bias[3 + 7] = 5.0  # says 7, whatever it reads
+        model.out_proj.weight.zero_()
+        model.out_proj.bias[3 + 7] = 5.0  # says 7, whatever it reads
     row = exposure_bias.by_length(model, 3)
     assert row["forced"] == row["free"] and row["exact_match"] == row["forced_all_right"] == 0
     assert row["if_independent"] == pytest.approx(row["forced"] ** 4)
@@ -338,7 +343,7 @@ def test_score_parts_add_up_to_the_scores():
     src = strings_of_length(7, 3)[0]
     with torch.no_grad():
         parts = dot_products.score_parts(model, src)
-        weights = model.attention_weights(src, src)["encoder"][0]
+        weights = attention_weights(model, src, src)["encoder"][0]
     assert set(parts) == {*dot_products.SPLIT, "bias"}
     torch.testing.assert_close(sum(parts.values()).softmax(-1), weights, atol=1e-5, rtol=1e-4)
     found = dot_products.spreads(fresh("recipe"), src)

@@ -1,11 +1,20 @@
-"""Every fast path gives what the plain one gives: the fused attention kernel, kept keys and values."""
+"""Every fast path gives what the plain one gives: the fused attention kernel, the KV cache."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-import model as model_module
-from model import PAD_ID, MultiHeadAttention, Transformer
+from model import (
+    PAD_ID,
+    KVCache,
+    MultiHeadAttention,
+    SelfAttentionCache,
+    Transformer,
+    attention_weights,
+    fused_attention,
+    make_causal_mask,
+    make_padding_mask,
+)
 from test_model import MAX_LEN, random_ids, same, small_model, with_padding
 from train import EOS_ID, SEQ_LEN, greedy_decode, loss_sum, make_dataset
 
@@ -59,7 +68,7 @@ def test_sdpa_really_runs_and_never_through_is_causal(monkeypatch):
     manual(src, tgt)
     assert calls == []
     sdpa(src, tgt)
-    greedy_decode(sdpa, src, max_len=3)
+    greedy_decode(sdpa, src, max_len=4)  # <bos> and three new tokens
     assert len(calls) == 2 + 4 + 2 + 3 * 4
     assert not any(options.get("is_causal") for options in calls)
 
@@ -68,7 +77,7 @@ def test_sdpa_drops_out_in_training_and_not_in_eval():
     manual, sdpa = both_attentions(dropout=0.5)
     src, tgt = padded_batch()
     assert same(manual(src, tgt), sdpa(src, tgt))
-    attention, x = MultiHeadAttention(32, 4, dropout=0.5, attention="sdpa").train(), torch.randn(2, 7, 32)
+    attention, x = sdpa.encoder.layers[0].mha.train(), torch.randn(2, 7, 32)
     assert not same(attention(x, x, x)[0], attention(x, x, x)[0])
     attention.eval()
     assert same(attention(x, x, x)[0], attention(x, x, x)[0])
@@ -77,12 +86,12 @@ def test_sdpa_drops_out_in_training_and_not_in_eval():
 def test_weights_can_be_had_from_an_sdpa_model_and_it_stays_one():
     manual, sdpa = both_attentions()
     src, tgt = padded_batch()
-    expected, got = manual.attention_weights(src, tgt), sdpa.attention_weights(src, tgt)
+    expected, got = (attention_weights(model, src, tgt) for model in (manual, sdpa))
     for kind in expected:
         assert all(same(a, b) for a, b in zip(expected[kind], got[kind], strict=True))
     with pytest.raises(ValueError, match="length 20"):
-        sdpa.attention_weights(random_ids(1, 20), tgt[:1])
-    assert {m.attention for m in sdpa.modules() if isinstance(m, MultiHeadAttention)} == {"sdpa"}
+        attention_weights(sdpa, random_ids(1, 20), tgt[:1])
+    assert {m.attend for m in sdpa.modules() if isinstance(m, MultiHeadAttention)} == {fused_attention}
     assert sdpa.decode(tgt, *sdpa.encode(src))[1] == [None, None]
 
 
@@ -100,49 +109,52 @@ def test_a_row_of_padding_is_finite_through_sdpa_too():
     assert logits.isfinite().all() and all(p.grad.isfinite().all() for p in sdpa.parameters())
 
 
-# ------------------------------------------------------------------------------------------ keys and values
+# ------------------------------------------------------------------------------------------------- KV cache
 
 
-@pytest.mark.parametrize("attention", ["manual", "sdpa"])
+@pytest.mark.parametrize("changes", [dict(), dict(attention="sdpa"), dict(norm_first=False)])
 @pytest.mark.parametrize("pieces", [[1] * 8, [3, 1, 4], [8]])
-def test_step_by_step_logits_equal_those_of_the_whole_prefix(attention, pieces):
-    model, (src, tgt) = small_model(attention=attention, num_layers=3), padded_batch()
+def test_step_by_step_logits_equal_those_of_the_whole_prefix(changes, pieces):
+    model, (src, tgt) = small_model(num_layers=3, **changes), padded_batch()
     memory, src_mask = model.encode(src)
     expected, weights = model.decode(tgt, memory, src_mask)
-    cache, got = {}, []
+    cache, got = KVCache(3), []
     for piece in tgt.split(pieces, dim=1):
         logits, cross = model.decode(piece, memory, src_mask, cache)
         got.append(logits)
+        assert torch.equal(cache.ids, tgt[:, : cache.start + piece.size(1)])
     assert same(torch.cat(got, dim=1), expected)
-    if attention == "manual":
+    if "attention" not in changes:
         assert all(same(a, b[:, :, -a.size(2) :]) for a, b in zip(cross, weights, strict=True))
 
 
-def test_a_cache_that_forgets_is_noticed(monkeypatch):
+def test_a_cache_that_forgets_is_noticed():
     model, (src, tgt) = small_model(), padded_batch()
     memory, src_mask = model.encode(src)
-    expected, cache = model.decode(tgt, memory, src_mask)[0], {}
+    expected, cache = model.decode(tgt, memory, src_mask)[0], KVCache(2)
     model.decode(tgt[:, :7], memory, src_mask, cache)
-    cache[0]["self"]["k"] = cache[0]["self"]["k"].roll(1, dims=2)
+    keys, values = cache.layers[0][0].kept
+    cache.layers[0][0].kept = [keys.roll(1, dims=2), values]
     assert not same(model.decode(tgt[:, 7:], memory, src_mask, cache)[0][:, 0], expected[:, 7])
 
 
-def test_the_encoder_output_is_projected_once(monkeypatch):
-    model, calls = small_model(), []
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_the_memory_is_projected_once(norm_first):
+    model, calls = small_model(norm_first=norm_first), []
     for layer in model.decoder.layers:
         layer.cross_mha.W_k.register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad():
-        model.out.bias[EOS_ID] = -1e9
-    greedy_decode(model, random_ids(2, 5), max_len=6)
+        model.out_proj.bias[EOS_ID] = -1e9
+    greedy_decode(model, random_ids(2, 5), max_len=7)  # <bos> and six new tokens
     assert len(calls) == 2
-    greedy_decode(model, random_ids(2, 5), max_len=6, use_cache=False)
+    greedy_decode(model, random_ids(2, 5), max_len=7, use_cache=False)
     assert len(calls) == 2 + 2 * 6
 
 
 def test_a_cached_decoder_refuses_positions_beyond_its_table():
     model = small_model()
     memory, src_mask = model.encode(random_ids(1, 5))
-    cache = {}
+    cache = KVCache(2)
     model.decode(random_ids(1, MAX_LEN), memory, src_mask, cache)
     with pytest.raises(ValueError, match="length 15 .*max_len=14"):
         model.decode(random_ids(1, 1), memory, src_mask, cache)
@@ -160,23 +172,53 @@ def test_greedy_decoding_with_and_without_cache_token_for_token(attention):
 def test_long_outputs_with_and_without_cache_token_for_token():
     model = Transformer(13, 13, d_model=32, num_heads=2, dff=64, num_layers=1, max_len=300)
     with torch.no_grad():
-        model.out.bias[EOS_ID] = -1e9
+        model.out_proj.bias[EOS_ID] = -1e9
     src = with_padding(random_ids(2, 30), 3)
-    a, b = (greedy_decode(model, src, max_len=256, use_cache=use_cache) for use_cache in (True, False))
-    assert a.shape == (2, 256) and torch.equal(a, b)
+    a, b = (greedy_decode(model, src, max_len=257, use_cache=use_cache) for use_cache in (True, False))
+    assert a.shape == (2, 257) and torch.equal(a, b)
 
 
 def test_the_mask_of_the_last_rows_is_the_end_of_the_whole_mask():
-    whole = model_module.make_causal_mask(7)
+    """Whatever the piece; one new token alone gets one row that broadcasts."""
+    ids = with_padding(random_ids(2, 5), 2)
+    whole = make_padding_mask(ids) | make_causal_mask(7, "cpu")
     for start in range(7):
-        assert torch.equal(model_module.make_causal_mask(7, start=start), whole[:, :, start:])
+        cache = KVCache(1)
+        if start:
+            cache.append(ids[:, :start])
+        assert torch.equal(cache.append(ids[:, start:]), whole[:, :, start:])
+
+
+def test_the_cache_doubles_its_room():
+    """Room for one more token at each step would copy all keys and values at each step."""
+    attention, cache, rooms = MultiHeadAttention(8, 2), SelfAttentionCache(), set()
+    for length in range(1, 65):
+        keys, values = cache.keys_values(attention, *torch.randn(2, 1, 1, 8))
+        assert keys.shape == values.shape == (1, 2, length, 4)
+        rooms.add(cache.kept[0].size(2))
+    assert len(rooms) <= 8 and max(rooms) < 2 * 64
+
+
+def test_select_chooses_and_reorders_the_sequences():
+    """Decode two steps, keep rows 2, 0, 0, decode on: as if the batch had been those rows all along."""
+    model, (src, tgt) = small_model(), padded_batch()
+    memory, src_mask = model.encode(src)
+    cache, rows = KVCache(2), torch.tensor([2, 0, 0])
+    for piece in (tgt[:, :2], tgt[:, 2:3]):
+        model.decode(piece, memory, src_mask, cache)
+    cache.select(rows)
+    assert torch.equal(cache.ids, tgt[rows, :3])
+    for t in (3, 4, 5):
+        got, _ = model.decode(tgt[rows, t : t + 1], memory[rows], src_mask[rows], cache)
+        expected, _ = model.decode(tgt[rows, : t + 1], memory[rows], src_mask[rows])
+        assert same(got[:, 0], expected[:, t])
 
 
 def test_a_mask_without_the_future_does_not_move_the_positions():
     """A padding mask alone, [B, 1, 1, Lt], broadcasts over the queries; positions still start at 0."""
     model, (src, tgt) = small_model(), padded_batch()
     memory, src_mask = model.encode(src)
-    padding = model_module.make_padding_mask(tgt)
+    padding = make_padding_mask(tgt)
     narrow, _, _ = model.decoder(tgt, memory, padding, src_mask)
     wide, _, _ = model.decoder(tgt, memory, padding.expand(-1, -1, tgt.size(1), -1), src_mask)
     assert torch.equal(narrow, wide)

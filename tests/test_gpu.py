@@ -8,21 +8,14 @@ import mha_vs_sdpa
 import train
 from model import PAD_ID
 from test_model import random_ids, small_model
+from toolbox.measure import without_tf32
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-@pytest.fixture
-def exact_products():
-    """fp32 products without TF32, as on the CPU."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 @pytest.mark.parametrize("attention", ["manual", "sdpa"])
-def test_logits_and_greedy_output_equal_those_of_the_cpu(attention, exact_products):
+@without_tf32()
+def test_logits_and_greedy_output_equal_those_of_the_cpu(attention):
     model, (src, tgt) = small_model(attention=attention), train.make_dataset(50, 0)
     logits, output = model(src, tgt), train.greedy_decode(model, src)
     model.cuda()

@@ -1,4 +1,4 @@
-"""model.py beyond the chapter's first tests: refusals, odd inputs, half precision, settings, noise."""
+"""model.py beyond section 20.8: initial weights, devices, shapes, refusals, half precision, norms, noise."""
 
 import copy
 import math
@@ -6,30 +6,118 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import model as model_module
 from model import (
     PAD_ID,
     DecoderLayer,
-    Dropout,
     EncoderLayer,
+    FeedForward,
     MultiHeadAttention,
     TokenAndPosition,
     Transformer,
+    attention_weights,
+    make_causal_mask,
     scaled_dot_product_attention,
+    sinusoidal_position_encoding,
 )
-from test_model import (
-    MAX_LEN,
-    VOCAB,
-    chapter_model,
-    no_causal_mask,
-    random_ids,
-    same,
-    small_model,
-    with_padding,
-)
+from test_model import MAX_LEN, VOCAB, no_causal_mask, random_ids, same, small_model, with_padding
 from train import loss_sum, teacher_forcing
+
+# ------------------------------------------------------------------ initial weights, sizes, devices, shapes
+
+
+def check_initialisation(model: Transformer) -> None:
+    """Embeddings N(0, d_model^-0.5) with a zero PAD row; linear layers Xavier uniform with zero bias."""
+    d_model = model.settings["d_model"]
+    for embed in (model.encoder.embed, model.decoder.embed):
+        weight = embed.emb.weight
+        assert (weight[PAD_ID] == 0).all(), "the PAD row is not zero"
+        assert weight[1:].std().item() == pytest.approx(d_model**-0.5, rel=0.06), "initial embeddings"
+    for linear in (m for m in model.modules() if isinstance(m, nn.Linear)):
+        bound = math.sqrt(6 / (linear.in_features + linear.out_features))
+        assert linear.weight.abs().max() <= bound and (linear.bias == 0).all(), "initial linear weights"
+        assert linear.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), (
+            "initial linear weights"
+        )
+
+
+def check_parameter_count(model: Transformer) -> None:
+    assert sum(p.numel() for p in model.parameters()) == 931_213
+
+
+def chapter_model() -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(VOCAB, VOCAB, max_len=MAX_LEN)
+
+
+def test_chapter_sizes_and_start_values():
+    check_initialisation(chapter_model())
+    check_parameter_count(chapter_model())
+
+
+def test_embedding_is_token_times_root_d_plus_position():
+    embed = TokenAndPosition(VOCAB, 128, MAX_LEN, dropout=0.0)
+    ids = random_ids(2, 6)
+    expected = embed.emb.weight[ids] * math.sqrt(128) + sinusoidal_position_encoding(MAX_LEN, 128)[:6]
+    assert same(embed(ids), expected)
+    token, position = embed.emb.weight[1:] * math.sqrt(128), embed.pe
+    assert 0.5 < (token.std() / position.std()).item() < 2  # neither drowns the other
+
+
+def test_position_encoding_by_hand():
+    table = sinusoidal_position_encoding(3, 4)
+    expected = [[math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)] for p in range(3)]
+    assert same(table, torch.tensor(expected))
+    assert sinusoidal_position_encoding(5, 7).shape == (5, 7)
+
+
+def check_devices(model: Transformer) -> None:
+    """After .to(device) every tensor lives there, the masks too: tried on `meta`, which needs no hardware."""
+    seen = []
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            module.register_forward_pre_hook(
+                lambda _, args, options: seen.append(options["attn_mask"].device.type), with_kwargs=True
+            )
+    model.to("meta")
+    for module in model.modules():
+        for name, value in vars(module).items():
+            assert not isinstance(value, Tensor), f"{name} is a plain attribute and stays behind"
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        assert tensor.device.type == "meta", f"{name} stayed behind"
+    src, tgt = random_ids(2, 5).to("meta"), random_ids(2, 6).to("meta")
+    logits = model(src, tgt)
+    assert logits.device.type == "meta" and logits.shape == (2, 6, VOCAB)
+    assert len(seen) == 6 and set(seen) == {"meta"}, f"masks on {set(seen)}"
+
+
+def test_devices():
+    check_devices(small_model())
+    assert not any(name.endswith(".pe") for name in small_model().state_dict())  # anyone can compute it again
+
+
+def test_shapes_are_what_the_docstrings_say():
+    model = small_model(num_layers=3)
+    src, tgt = random_ids(2, 5), random_ids(2, 6)
+    memory, src_mask = model.encode(src)
+    logits, cross = model.decode(tgt, memory, src_mask)
+    assert memory.shape == (2, 5, 32) and src_mask.shape == (2, 1, 1, 5) and src_mask.dtype == torch.bool
+    assert logits.shape == (2, 6, VOCAB) and same(model(src, tgt), logits)
+    weights = attention_weights(model, src, tgt)
+    shapes = {kind: [tuple(w.shape) for w in per_layer] for kind, per_layer in weights.items()}
+    assert shapes == {
+        "encoder": [(2, 4, 5, 5)] * 3,
+        "decoder": [(2, 4, 6, 6)] * 3,
+        "cross": [(2, 4, 6, 5)] * 3,
+    }
+    for a, b in zip(cross, weights["cross"], strict=True):
+        assert same(a, b)
+    for per_layer in weights.values():
+        for w in per_layer:
+            assert same(w.sum(-1), torch.ones(w.shape[:-1]))
+
 
 # ------------------------------------------------------------------------------------------------ refusals
 
@@ -126,7 +214,7 @@ def test_masked_weights_are_exactly_zero_in_every_dtype(dtype, score):
     torch.manual_seed(0)
     q = torch.ones(1, 1, 6, 16)
     k = score / 4 + 0.1 * torch.randn(1, 1, 6, 16)  # every score near `score`, d_k = 16
-    mask = model_module.make_causal_mask(6) | torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.bool)
+    mask = make_causal_mask(6, "cpu") | torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.bool)
     output, weights = scaled_dot_product_attention(q.to(dtype), k.to(dtype), k.to(dtype), mask)
     assert output.isfinite().all() and (weights.masked_select(mask) == 0).all()
     assert torch.allclose(weights.float().sum(-1), torch.ones(6), atol=1e-2)
@@ -155,10 +243,10 @@ def test_scores_are_divided_by_the_root_of_d_k():
 
 def zero_the_outputs(layer):
     for module in layer.modules():
-        for name in ("W_o", "linear2"):
-            if hasattr(module, name):
-                nn.init.zeros_(getattr(module, name).weight)
-                nn.init.zeros_(getattr(module, name).bias)
+        if isinstance(module, MultiHeadAttention | FeedForward):
+            last = module.W_o if isinstance(module, MultiHeadAttention) else module.net[2]
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
 
 
 def test_pre_norm_layers_with_silent_sublayers_return_their_input_bit_for_bit():
@@ -173,7 +261,7 @@ def test_pre_norm_layers_with_silent_sublayers_return_their_input_bit_for_bit():
 def test_both_stacks_end_in_a_layer_norm():
     model = small_model()
     memory, src_mask = model.encode(random_ids(2, 5))
-    hidden, _, _ = model.decoder(random_ids(2, 5), memory, model._tgt_mask(random_ids(2, 5)), src_mask)
+    hidden, _, _ = model.decoder(random_ids(2, 5), memory, make_causal_mask(5, "cpu"), src_mask)
     for x in (memory, hidden):
         assert same(x.mean(-1), torch.zeros(2, 5))
         assert torch.allclose(x.var(-1, unbiased=False), torch.ones(2, 5), atol=1e-3)
@@ -187,17 +275,20 @@ def test_a_constant_row_is_finite_forward_and_backward():
 
 
 def test_the_pad_row_stays_zero_in_training():
+    """Also where a PAD can reach the loss: in a row of nothing but PAD that is asked for real tokens."""
     model = small_model().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    src = with_padding(random_ids(4, 5), 2)
-    before = model.encoder.embed.embedding.weight.clone()
+    gold = with_padding(random_ids(4, 5), 2)
+    src = gold.clone()
+    src[3] = PAD_ID
+    before = model.encoder.embed.emb.weight.clone()
     for _ in range(10):
         optimizer.zero_grad()
-        loss_sum(model(src, src), src).backward()
+        loss_sum(model(src, src), gold).backward()
         optimizer.step()
     for embed in (model.encoder.embed, model.decoder.embed):
-        assert (embed.embedding.weight[PAD_ID] == 0).all()
-    assert not torch.equal(model.encoder.embed.embedding.weight, before)
+        assert (embed.emb.weight[PAD_ID] == 0).all()
+    assert not torch.equal(model.encoder.embed.emb.weight, before)
 
 
 # ------------------------------------------------------------------------------- settings, state, pasted code
@@ -217,7 +308,7 @@ def test_every_setting_changes_the_model():
         torch.manual_seed(1)
         return (
             [tuple(p.shape) for p in model.parameters()],
-            model.encoder.embed.position.shape,
+            model.encoder.embed.pe.shape,
             model(random_ids(2, 5), random_ids(2, 6)).sum().item(),
         )
 
@@ -229,13 +320,6 @@ def test_every_setting_changes_the_model():
         assert fingerprint(**{name: value}) != base, f"{name} goes nowhere"
 
 
-def test_dropout_reaches_every_place_the_chapter_names():
-    model = small_model(dropout=0.25)
-    places = {name.rpartition(".")[0] for name, m in model.named_modules() if isinstance(m, nn.Dropout)}
-    assert len(places) == 2 + 2 * 3 + 2 * 4  # embeddings; mha, ffn, residual; the same with cross_mha
-    assert all(m.p == 0.25 for m in model.modules() if isinstance(m, nn.Dropout))
-
-
 def test_weights_are_returned_before_dropout_and_nothing_is_stashed():
     torch.manual_seed(0)
     attention = MultiHeadAttention(32, 4, dropout=0.9).train()
@@ -244,7 +328,7 @@ def test_weights_are_returned_before_dropout_and_nothing_is_stashed():
     assert same(weights.sum(-1), torch.ones(2, 4, 7)) and (weights > 0).all()
     model = small_model()
     before = {name: set(vars(module)) for name, module in model.named_modules()}
-    model.attention_weights(random_ids(2, 5), random_ids(2, 6))
+    attention_weights(model, random_ids(2, 5), random_ids(2, 6))
     assert {name: set(vars(module)) for name, module in model.named_modules()} == before
 
 
@@ -295,36 +379,3 @@ def test_noise_cannot_be_learned(monkeypatch):
 
 def test_noise_can_be_learned_by_a_decoder_that_sees_the_future(monkeypatch):
     assert loss_on_random_targets(no_causal_mask, monkeypatch) < math.log(10) - 0.5
-
-
-def test_dropout_keeps_its_share_and_scales_the_rest():
-    torch.manual_seed(0)
-    for p in (0.1, 0.5):
-        drop, x = Dropout(p), torch.full((40, 50, 51), 3.0, requires_grad=True)
-        y = drop(x)
-        kept = y != 0
-        assert kept.float().mean().item() == pytest.approx(1 - p, abs=0.005)
-        assert torch.allclose(y[kept], torch.tensor(3 / (1 - p)))
-        y.sum().backward()
-        assert torch.allclose(x.grad, kept / (1 - p))  # the gradient passes where the value did
-        flat = kept.flatten().float()
-        for distance in (1, 2, 3, 4, 51):  # neighbours are decided apart, also those that share a draw
-            both = (flat[:-distance] * flat[distance:]).mean().item()
-            assert both == pytest.approx((1 - p) ** 2, abs=0.01)
-
-
-def test_dropout_follows_the_seed_and_is_off_when_it_should_be():
-    drop, x = Dropout(0.5), torch.randn(7, 3)
-    torch.manual_seed(1)
-    first, second = drop(x), drop(x)
-    torch.manual_seed(1)
-    assert torch.equal(drop(x), first) and not torch.equal(first, second)
-    assert drop(x.bfloat16()).dtype == torch.bfloat16 and drop(x[:0]).shape == (0, 3)
-    assert drop(x.to("meta")).device.type == "meta"
-    assert torch.equal(Dropout(0.0)(x), x) and torch.equal(drop.eval()(x), x)
-
-
-def test_token_and_position_drops_out_in_training_only():
-    embed = TokenAndPosition(VOCAB, 32, MAX_LEN, dropout=0.5)
-    assert (embed(random_ids(2, 6)) == 0).float().mean() > 0.3
-    assert (embed.eval()(random_ids(2, 6)) == 0).float().mean() < 0.1

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model import PAD_ID, EncoderLayer, Transformer
+from model import PAD_ID, Transformer
 from test_model import check_causality, check_source_padding, random_ids, same, small_model, with_padding
 from train import loss_sum
 
@@ -37,19 +37,39 @@ def test_post_norm_layers_end_normalised_and_there_is_no_last_norm():
     assert same(memory.mean(-1), torch.zeros(2, 5))
     assert torch.allclose(memory.var(-1, unbiased=False), torch.ones(2, 5), atol=1e-3)
     assert not any("ln_final" in name for name in model.state_dict())
-    layer, x, mask = (
-        EncoderLayer(32, 4, 64, 0.0, norm_first=False),
-        torch.randn(2, 5, 32),
-        torch.tensor(False),
-    )
-    attended, _ = layer.mha(x, x, x, mask)
-    y = layer.ln1(x + attended)
-    assert same(layer(x, mask)[0], layer.ln2(y + layer.ffn(y)))
+
+
+def test_post_norm_by_the_formula():
+    """x = LN(x + Sublayer(x)), with norms that differ from one another and from doing nothing."""
+    model = small_model(norm_first=False)
+    for norm in (module for module in model.modules() if isinstance(module, nn.LayerNorm)):
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    encoder_layer, decoder_layer = model.encoder.layers[0], model.decoder.layers[0]
+    x, memory, no_mask = torch.randn(2, 5, 32), torch.randn(2, 4, 32), torch.tensor(False)
+    y = encoder_layer.ln1(x + encoder_layer.mha(x, x, x)[0])
+    assert same(encoder_layer(x, no_mask)[0], encoder_layer.ln2(y + encoder_layer.ffn(y)))
+    y = decoder_layer.ln1(x + decoder_layer.self_mha(x, x, x)[0])
+    y = decoder_layer.ln2(y + decoder_layer.cross_mha(y, memory, memory)[0])
+    assert same(decoder_layer(x, memory, no_mask, no_mask)[0], decoder_layer.ln3(y + decoder_layer.ffn(y)))
 
 
 def test_relu_is_relu():
     layer, x = small_model(activation="relu").encoder.layers[0].ffn, torch.randn(2, 5, 32)
-    assert same(layer(x), layer.linear2(layer.linear1(x).clamp(min=0)))
+    first, _, second, _ = layer.net
+    assert same(layer(x), second(first(x).clamp(min=0)))
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("attention", "sdpa"), ("norm_first", False), ("activation", "relu"), ("share_embeddings", True)],
+)
+def test_settings_remember_every_option(option, value):
+    """A checkpoint rebuilds the model from `settings`: an option lost there comes back as its default."""
+    model = small_model(**{option: value})
+    assert model.settings[option] == value and small_model().settings[option] != value
+    twin = Transformer(**model.settings)
+    assert twin.settings == model.settings and is_one_tensor(twin) == is_one_tensor(model)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +90,7 @@ def test_bad_options_are_refused_by_name(changes, words):
 
 
 def matrices(model):
-    return [model.encoder.embed.embedding.weight, model.decoder.embed.embedding.weight, model.out.weight]
+    return [model.encoder.embed.emb.weight, model.decoder.embed.emb.weight, model.out_proj.weight]
 
 
 def is_one_tensor(model):
@@ -95,11 +115,11 @@ def test_the_shared_tensor_is_counted_and_optimised_once():
     assert count[0] - count[1] == 2 * 13 * 32
     optimizer = torch.optim.Adam(shared.parameters())
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    assert sum(p is shared.out.weight for p in held) == 1
+    assert sum(p is shared.out_proj.weight for p in held) == 1
 
 
 def test_shared_embeddings_start_as_embeddings():
-    weight = Transformer(2000, 2000, d_model=64, share_embeddings=True).out.weight
+    weight = Transformer(2000, 2000, d_model=64, share_embeddings=True).out_proj.weight
     assert weight.std().item() == pytest.approx(64**-0.5, rel=0.03) and (weight[PAD_ID] == 0).all()
 
 
@@ -115,6 +135,13 @@ def test_the_first_loss_is_near_that_of_a_guess(vocab, share, norm_first):
     assert math.log(vocab) - 0.5 < loss < math.log(vocab) + 1
 
 
+@pytest.mark.parametrize("norm_first, name", [(True, "decoder.ln_final"), (False, "decoder.layers.1.ln3")])
+def test_shared_embeddings_halve_the_gain_of_the_last_norm_only(norm_first, name):
+    model = small_model(share_embeddings=True, norm_first=norm_first)
+    norms = {n: module.weight for n, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    assert (norms.pop(name) == 0.5).all() and all((gain == 1).all() for gain in norms.values())
+
+
 def test_the_shared_pad_row_is_trained_and_still_invisible():
     """As the docstring says: it learns as an output that is never right; as an input it stays masked."""
     model = small_model(share_embeddings=True).train()
@@ -124,15 +151,15 @@ def test_the_shared_pad_row_is_trained_and_still_invisible():
         optimizer.zero_grad()
         loss_sum(model(src, src), src).backward()
         optimizer.step()
-    assert (model.out.weight[PAD_ID] != 0).any()
+    assert (model.out_proj.weight[PAD_ID] != 0).any()
     model.eval()
     before = model.encode(src)[0][:, :5]
     with torch.no_grad():
-        model.encoder.embed.embedding.weight[PAD_ID] = 1e3
+        model.encoder.embed.emb.weight[PAD_ID] = 1e3
     assert same(model.encode(src)[0][:, :5], before)
 
 
-def test_linear_layers_keep_their_start_beside_a_shared_matrix():
+def test_linear_layers_keep_their_initial_weights_beside_a_shared_matrix():
     model = small_model(share_embeddings=True)
-    for linear in (m for m in model.modules() if isinstance(m, nn.Linear) and m is not model.out):
+    for linear in (m for m in model.modules() if isinstance(m, nn.Linear) and m is not model.out_proj):
         assert linear.weight.abs().max() <= math.sqrt(6 / (linear.in_features + linear.out_features))

@@ -8,20 +8,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from test_model_details import chapter_model, check_devices, check_initialisation, check_parameter_count
 from test_train import check_shift
 from torch import nn
 
 import model as model_module
-from mha_vs_sdpa import SDPAAttention
-from model import MultiHeadAttention, make_causal_mask
+from model import MultiHeadAttention, fused_attention, make_causal_mask
 from test_model import (
-    chapter_model,
     check_causality,
-    check_devices,
-    check_initialisation,
-    check_parameter_count,
     check_target_padding,
     no_causal_mask,
+    no_padding_mask,
     random_ids,
     same,
     small_model,
@@ -32,12 +29,12 @@ from train import greedy_decode, make_dataset
 def test_1_default_embedding_start_drowns_the_positions():
     check_initialisation(chapter_model())
     sick = chapter_model()
-    sick.encoder.embed.embedding.reset_parameters()  # PyTorch's N(0, 1)
-    with pytest.raises(AssertionError, match="embedding start"):
+    sick.encoder.embed.emb.reset_parameters()  # PyTorch's N(0, 1)
+    with pytest.raises(AssertionError, match="initial embeddings"):
         check_initialisation(sick)
     sick = chapter_model()
-    sick.out.reset_parameters()  # and the linear layers' own default
-    with pytest.raises(AssertionError, match="linear start"):
+    sick.out_proj.reset_parameters()  # and the linear layers' own default
+    with pytest.raises(AssertionError, match="initial linear weights"):
         check_initialisation(sick)
 
 
@@ -64,17 +61,17 @@ def test_2_merge_without_transpose_keeps_the_shape_and_mixes_the_positions(monke
 
 def test_3_mask_made_on_the_cpu(monkeypatch):
     check_devices(small_model())
-    monkeypatch.setattr(model_module, "make_causal_mask", lambda L, device, start: make_causal_mask(L, "cpu"))
+    monkeypatch.setattr(model_module, "make_causal_mask", lambda L, device: make_causal_mask(L, "cpu"))
     with pytest.raises((AssertionError, RuntimeError), match="masks on|device"):
         check_devices(small_model())
 
 
 def test_4_position_table_as_a_plain_attribute():
     sick = small_model()
-    table = sick.encoder.embed.position
-    del sick.encoder.embed.position
-    sick.encoder.embed.position = table
-    with pytest.raises(AssertionError, match="position is a plain attribute"):
+    table = sick.encoder.embed.pe
+    del sick.encoder.embed.pe
+    sick.encoder.embed.pe = table
+    with pytest.raises(AssertionError, match="pe is a plain attribute"):
         check_devices(sick)
 
 
@@ -91,9 +88,9 @@ def test_5_layers_in_a_plain_list():
 
 def test_6_sdpa_with_the_mask_the_wrong_way_round(monkeypatch):
     torch.manual_seed(0)
-    by_hand, x = MultiHeadAttention(32, 4, dropout=0.0), torch.randn(2, 7, 32)
-    sdpa = SDPAAttention(32, 4, dropout=0.0)
+    by_hand, sdpa = MultiHeadAttention(32, 4, dropout=0.0), MultiHeadAttention(32, 4, dropout=0.0)
     sdpa.load_state_dict(by_hand.state_dict())
+    sdpa.attend, x = fused_attention, torch.randn(2, 7, 32)
     mask = torch.rand(7, 7, generator=torch.Generator().manual_seed(0)) < 0.5
     mask.fill_diagonal_(False)
 
@@ -107,7 +104,7 @@ def test_6_sdpa_with_the_mask_the_wrong_way_round(monkeypatch):
     assert not equal()
 
 
-@pytest.mark.parametrize("planted", [no_causal_mask, lambda L, device, start: ~make_causal_mask(L, device)])
+@pytest.mark.parametrize("planted", [no_causal_mask, lambda L, device: ~make_causal_mask(L, device)])
 def test_7_causal_mask_missing_or_reversed(planted, monkeypatch):
     check_causality(small_model())
     monkeypatch.setattr(model_module, "make_causal_mask", planted)
@@ -117,8 +114,7 @@ def test_7_causal_mask_missing_or_reversed(planted, monkeypatch):
 
 def test_8_target_padding_not_masked(monkeypatch):
     check_target_padding(small_model())
-    causal_only = staticmethod(lambda tgt, start=0: make_causal_mask(tgt.size(1), tgt.device, start))
-    monkeypatch.setattr(model_module.Transformer, "_tgt_mask", causal_only)
+    monkeypatch.setattr(model_module, "make_padding_mask", no_padding_mask)  # the check has no source PAD
     with pytest.raises(AssertionError, match="looks at target PAD"):
         check_target_padding(small_model())
 
@@ -137,9 +133,8 @@ def test_9_targets_sliced_wrongly(monkeypatch):
 
 
 def test_10_minus_1e9_does_not_fit_half_precision(monkeypatch):
-    model = small_model().half()
     src = random_ids(2, 5)
-    assert model(src, src).isfinite().all()
+    assert small_model().half()(src, src).isfinite().all()
 
     def with_1e9(q, k, v, mask=None, drop=None):
         weights = (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).masked_fill(mask, -1e9).softmax(-1)
@@ -147,7 +142,7 @@ def test_10_minus_1e9_does_not_fit_half_precision(monkeypatch):
 
     monkeypatch.setitem(model_module.ATTENTION, "manual", with_1e9)
     with pytest.raises(RuntimeError, match="overflow"):
-        model(src, src)
+        small_model().half()(src, src)
 
 
 def test_11_eval_forgotten(monkeypatch):

@@ -1,21 +1,23 @@
-"""The README's commands run, what it links to exists, and CI installs what it says."""
+"""The README's commands run, its figures are those of the result files, and what it links to exists."""
 
 import importlib
+import json
 import re
 import shlex
-from pathlib import Path
+import statistics
 
 import pytest
+from processes import ROOT
 
 import train
 
-ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SPEED = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
 COMMANDS = sorted(
     {
         command.strip()
-        for block in re.findall(r"```bash\n(.*?)```", README, re.S)
-        + re.findall(r"`(python [^`\n]+)`", README)
+        for block in re.findall(r"```bash\n(.*?)```", README + SPEED, re.S)
+        + re.findall(r"`(python [^`\n]+)`", README + SPEED)
         for line in block.splitlines()
         for command in line.split("&&")
     }
@@ -35,8 +37,8 @@ def test_the_readme_was_read():
 def script_and_options(command):
     """ "python -m a.b --c 1" or "python a.py --c 1" -> "a.b" or "a", ["--c", "1"]; None for the others."""
     words = shlex.split(command)
-    if words[0] != "python" or words[1:] == ["-m", "pytest"]:
-        return None
+    if words[0] != "python" or words[1:] in (["-m", "pytest"], ["test_model.py"]):
+        return None  # tests/test_cli.py runs test_model.py
     name, options = (words[2], words[3:]) if words[1] == "-m" else (words[1].removesuffix(".py"), words[2:])
     return name, options
 
@@ -70,22 +72,77 @@ def test_command_runs(command, tmp_path, monkeypatch, capsys):
 
 
 def test_options_named_in_the_text_exist():
-    helps = "".join(
-        (ROOT / name).read_text(encoding="utf-8") for name in ("train.py", "viz.py", "mha_vs_sdpa.py")
-    )
-    helps += "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py"))
+    paths = [*ROOT.glob("*.py"), *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "toolbox").glob("*.py")]
+    helps = "".join(path.read_text(encoding="utf-8") for path in paths)
     named = set(re.findall(r"`(--[a-z-]+)", README))
     assert len(named) >= 6
     for option in named:
         assert f'"{option}"' in helps, option
 
 
-def test_links_pictures_and_tests_exist():
-    targets = re.findall(r"\]\(([^)#]+)\)", README) + re.findall(r'src="([^"]+)"', README)
-    local = [target for target in targets if not target.startswith("http")]
-    assert len(local) >= 10
-    for target in local:
-        assert (ROOT / target).exists(), target
+def test_code_shown_is_the_models_own():
+    (shown,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    model = [line for line in (ROOT / "model.py").read_text(encoding="utf-8").splitlines()]
+    code = [line for line in model if not line.strip().startswith("#")]
+    lines = shown.rstrip().splitlines()
+    assert len(lines) >= 4 and lines in [code[i : i + len(lines)] for i in range(len(code))]
+
+
+def figures(line):
+    """A row of a Markdown table -> its numbers."""
+    return [float(text.replace(",", "")) for text in re.findall(r"(?<![\w.])\d[\d,]*\.?\d*", line)]
+
+
+def test_figures_of_the_speed_page_are_those_of_the_result_file():
+    results = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))
+    step, decoding, recipes = results["step"], results["decoding"], results["recipes"]
+    attention = {row["contender"]: row for row in results["attention"] if row["pass"] == "forward"}
+    memory = next(row for row in results["memory"] if row["length"] == 512)
+    rows = [line for line in SPEED.partition("| What |")[2].splitlines()[2:] if line.startswith("|")]
+    expected = []
+
+    def row(digits, ours, theirs, start=()):
+        expected.append([*start, round(ours, digits), round(theirs, digits), theirs / ours])
+
+    row(1, statistics.median(run["seconds"] for run in recipes["fast"]), recipes["chapter"]["seconds"])
+    for name in ("nn.Transformer", "x-transformers"):
+        row(1, step["model.py"]["median_ms"], step[name]["median_ms"])
+    for strings, ours, theirs in (
+        ("8 strings, 64 tokens", "cache", "no cache"),
+        ("8 strings, 64 tokens", "cache, SDPA", "transformers Bart, cache, SDPA"),
+        ("8 strings, 256 tokens", "cache", "no cache"),
+        ("1,000 strings, 13 tokens", "cache", "no cache"),
+    ):
+        row(1, decoding[strings][ours]["median_ms"], decoding[strings][theirs]["median_ms"])
+    for name in ("SDPA", "tiles"):
+        row(1, attention[name]["median_ms"], attention["by hand"]["median_ms"])
+    row(0, memory["sdpa"] / 1e6, memory["manual"] / 1e6)
+    assert len(rows) == len(expected) == 10
+    for line, (ours, theirs, ratio) in zip(rows, expected, strict=True):
+        found = figures(line)
+        assert any(value == pytest.approx(theirs, abs=0.5) for value in found), line
+        assert found[-1] == pytest.approx(ratio, rel=0.005), line
+        if len(line.split("|")[2].strip()) > len("model.py"):
+            assert any(value == pytest.approx(ours, abs=0.5) for value in found), line
+    worst, best = (pick(run["exact_match"] for run in recipes["fast"]) for pick in (min, max))
+    updates = recipes["chapter"]["updates"]
+    assert f"{worst:.4f} to {best:.4f}" in rows[0] and f"{updates:,} updates" in rows[0]
+    assert f"length^{decoding['growth_power']:.2f}" in SPEED and f"{results['seconds']:.0f} s" in SPEED
+
+
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("[a-z]*/README.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_pictures_exist(page):
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    for target in targets:
+        assert target.startswith("http") or (page.parent / target).exists(), target
+    assert len(targets) >= 10 or page.parent.name == "docs"
+
+
+def test_tests_named_in_the_readme_exist():
     pitfalls = (ROOT / "tests" / "test_pitfalls.py").read_text(encoding="utf-8")
     guards = re.findall(r"`(test_\d+_\w+)`", README)
     assert len(guards) == 11

@@ -1,19 +1,20 @@
-"""train.py: data, schedule, loss, one step, decoding, checkpoints, resuming, devices and precision."""
+"""train.py: data, schedule, loss, one step, decoding, checkpoints, resuming."""
 
 import math
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import ROOT
 from torch import nn
 
 import train
 from model import PAD_ID, Transformer
 from test_model import small_model
+from toolbox.checkpoint import CheckpointError
 from train import (
     BOS_ID,
     EOS_ID,
@@ -36,8 +37,6 @@ from train import (
     train_epoch,
     train_step,
 )
-
-ROOT = Path(train.__file__).parent
 
 # ----------------------------------------------------------------------------------------------------- data
 
@@ -75,6 +74,7 @@ def test_seeds_decide_the_data():
 def test_the_sample_of_the_chapter_and_back():
     assert encode_digits("73095").tolist() == [[10, 6, 3, 12, 8, 2]]
     assert decode_digits(torch.tensor([8, 12, 3, 6, 10, 2, 0, 0])) == "59037"
+    assert decode_digits(torch.tensor([1, 8, 12, 3])) == "590"  # <bos> does not count; no <eos> is no error
     assert [train.token_name(i) for i in (0, 1, 2, 3, 12)] == ["<pad>", "<bos>", "<eos>", "0", "9"]
 
 
@@ -85,9 +85,7 @@ def test_validation_holds_no_training_string_and_the_overlap_was_real():
     seen = {tuple(row) for row in train_src.tolist()}
     expected = [row for row in val_src.tolist() if tuple(row) not in seen]
     assert kept_src.tolist() == expected and len(expected) < len(val_src)
-    assert all(
-        decode_digits(t[1:]) == decode_digits(s)[::-1] for s, t in zip(kept_src, kept_tgt, strict=True)
-    )
+    assert all(decode_digits(t) == decode_digits(s)[::-1] for s, t in zip(kept_src, kept_tgt, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------- schedule
@@ -190,22 +188,18 @@ def test_label_smoothing_leaves_nothing_on_padding(pads):
     loss_sum(logits, target, 0.4).backward()
     p = logits.detach().softmax(-1)
     real = target != PAD_ID
-    assert torch.allclose(
-        logits.grad[..., PAD_ID][real], p[..., PAD_ID][real], atol=1e-6
-    )  # plain p, no target mass
+    # The gradient is p minus the wanted share: plain p, so that PAD is wanted nowhere.
+    assert torch.allclose(logits.grad[..., PAD_ID][real], p[..., PAD_ID][real], atol=1e-6)
     assert (logits.grad[~real] == 0).all() and logits.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("chunk", [1, 12, 1000])
-def test_loss_taken_in_pieces_is_the_loss(monkeypatch, chunk):
-    """Against the formula in one line; 3 rows of 5 logits are one, two or fewer than one piece."""
+def test_smoothed_loss_and_gradient_by_the_formula():
     logits = torch.randn(3, 1, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     target = torch.tensor([[2], [PAD_ID], [4]])
     wanted = torch.full((2, 5), 0.1 / 3).scatter(1, target[[0, 2]], 0.9)
     wanted[:, PAD_ID] = 0
     expected = -(wanted * logits[[0, 2], 0].log_softmax(-1)).sum()
     (gradient,) = torch.autograd.grad(expected, logits)
-    monkeypatch.setattr("train.LOSS_CHUNK", chunk)
     loss = loss_sum(logits, target, 0.1)
     loss.backward()
     assert torch.allclose(loss, expected) and torch.allclose(logits.grad, gradient, atol=1e-6)
@@ -251,7 +245,7 @@ def test_epoch_numbers_are_means_over_tokens_and_the_last_batch_is_dropped(monke
 
 
 def test_a_short_training_learns(capsys):
-    """20 pairs by heart: every greedy output is right and ends by <eos>, not by running out of room."""
+    """20 memorised pairs: every greedy output is right and ends by <eos>, not by running out of room."""
     torch.manual_seed(0)
     model = Transformer(13, 13, d_model=64, num_heads=4, dff=128, max_len=SEQ_LEN, dropout=0.0)
     src, tgt = make_dataset(20, 0)
@@ -268,7 +262,7 @@ def test_bf16_autocast_trains_with_fp32_weights():
     model = small_model()
     src, tgt = make_dataset(8, 0)
     dtypes = []
-    model.out.register_forward_hook(lambda *args: dtypes.append(args[2].dtype))
+    model.out_proj.register_forward_hook(lambda *args: dtypes.append(args[2].dtype))
     totals = train_step(model, *optimizer_for(model), src, tgt, "bf16")
     train_step(model, *optimizer_for(model), src, tgt, "fp32")
     assert dtypes == [torch.bfloat16, torch.float32] and totals.isfinite().all()
@@ -283,7 +277,8 @@ class Scripted(nn.Module):
 
     def __init__(self, rows, max_len=SEQ_LEN):
         super().__init__()
-        self.rows, self.settings, self.encoded, self.decoded = torch.tensor(rows), {"max_len": max_len}, 0, 0
+        self.rows, self.settings = torch.tensor(rows), {"max_len": max_len, "num_layers": 1}
+        self.encoded = self.decoded = 0
 
     def encode(self, src):
         self.encoded += 1
@@ -298,24 +293,26 @@ class Scripted(nn.Module):
 def test_greedy_stops_when_all_rows_have_ended_and_pads_behind_eos():
     model = Scripted([[5, 2, 7, 7, 7], [5, 6, 7, 2, 7]])
     output = greedy_decode(model, torch.ones(2, 3, dtype=torch.long))
-    assert output.tolist() == [[5, 2, 0, 0], [5, 6, 7, 2]]
+    assert output.tolist() == [[1, 5, 2, 0, 0], [1, 5, 6, 7, 2]]
     assert (model.encoded, model.decoded) == (1, 4)
 
 
-@pytest.mark.parametrize("max_len", [0, 1, 5])
-def test_greedy_makes_at_most_max_len_new_tokens(max_len):
+@pytest.mark.parametrize("max_len", [1, 2, 6])
+def test_greedy_makes_at_most_max_len_tokens_and_counts_bos(max_len):
     output = greedy_decode(Scripted([[5] * SEQ_LEN]), torch.ones(1, 3, dtype=torch.long), max_len=max_len)
-    assert output.tolist() == [[5] * max_len]
+    assert output.tolist() == [[BOS_ID] + [5] * (max_len - 1)]
 
 
 def test_greedy_reaches_the_end_of_the_position_table_and_not_beyond():
     model = small_model()
     with torch.no_grad():
-        model.out.bias[EOS_ID] = -1e9
+        model.out_proj.bias[EOS_ID] = -1e9
     output = greedy_decode(model, encode_digits("123"), max_len=14)
-    assert output.shape == (1, 14) and not torch.isin(output, torch.tensor([PAD_ID, BOS_ID, EOS_ID])).any()
-    with pytest.raises(ValueError, match="max_len=15.*14"):
-        greedy_decode(model, encode_digits("123"), max_len=15)
+    assert output.shape == (1, 14) and (output[:, 0] == BOS_ID).all()
+    assert not torch.isin(output[:, 1:], torch.tensor([PAD_ID, BOS_ID, EOS_ID])).any()
+    for max_len in (0, 15):
+        with pytest.raises(ValueError, match=f"max_len={max_len}: .*14"):
+            greedy_decode(model, encode_digits("123"), max_len=max_len)
 
 
 def test_greedy_does_not_depend_on_the_rest_of_the_batch():
@@ -344,7 +341,7 @@ def test_a_row_that_never_ends_is_not_a_match():
 def test_exact_rows_in_batches_equal_exact_rows_at_once():
     model = small_model()
     src, _ = make_dataset(30, 0)
-    tgt = F.pad(greedy_decode(model, src, max_len=SEQ_LEN - 1), (1, 0), value=BOS_ID)
+    tgt = greedy_decode(model, src, max_len=SEQ_LEN)
     tgt = F.pad(tgt, (0, SEQ_LEN - tgt.size(1)))
     tgt[7, 1] = 3 + (tgt[7, 1] - 2) % 10
     expected = [number != 7 for number in range(30)]
@@ -426,7 +423,7 @@ def test_the_fast_recipe_is_really_another_run(quick, tmp_path, capsys):
     """Its own settings reach model, data, loss and schedule; the file is of the same kind."""
     out = tmp_path / "fast.pt"
     assert train.main(["--recipe", "fast", "--samples", "640", "--warmup", "5", "--out", str(out)]) == 0
-    model, checkpoint = load_model(out)
+    (model, _), checkpoint = load_model(out), load_checkpoint(out)
     assert sum(p.numel() for p in model.parameters()) == 931_213 and model.settings["dropout"] == 0
     assert checkpoint["run"]["recipe"] == "fast" and checkpoint["history"][0]["lr"] == 0
     assert checkpoint["scheduler"]["last_epoch"] == 10
@@ -486,8 +483,9 @@ def test_ctrl_c_leaves_the_last_whole_epoch_and_resume_is_exact(quick, tmp_path,
 def test_ctrl_c_in_the_first_epoch_leaves_a_usable_file(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "train_step", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     assert run(tmp_path / "a.pt", "--epochs", "3") == 130
-    model, checkpoint = load_model(tmp_path / "a.pt")
-    assert checkpoint["epoch"] == 0 and greedy_decode(model, encode_digits("123")).shape[0] == 1
+    model, history = load_model(tmp_path / "a.pt")
+    assert load_checkpoint(tmp_path / "a.pt")["epoch"] == 0 and history == []
+    assert greedy_decode(model, encode_digits("123")).shape[0] == 1
 
 
 def test_ctrl_c_in_the_first_epoch_of_a_new_run_keeps_the_old_file(quick, tmp_path, monkeypatch, capsys):
@@ -501,7 +499,7 @@ def test_ctrl_c_in_the_first_epoch_of_a_new_run_keeps_the_old_file(quick, tmp_pa
 def test_going_on_from_another_model_is_one_line(quick, tmp_path, capsys):
     run(tmp_path / "a.pt", "--epochs", "1")
     checkpoint = load_checkpoint(tmp_path / "a.pt")
-    checkpoint["model"].pop("out.bias")
+    checkpoint["model"].pop("out_proj.bias")
     torch.save(checkpoint, tmp_path / "a.pt")
     capsys.readouterr()
     assert run(tmp_path / "a.pt", "--epochs", "2", "--resume") == 2
@@ -519,6 +517,7 @@ def test_a_length_without_unseen_strings_has_no_share(monkeypatch, capsys):
 
 
 def test_a_real_ctrl_c(tmp_path):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and its child
     command = [sys.executable, ROOT / "train.py", *SHORT, "--epochs", "1000", "--out", "a.pt"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -565,7 +564,8 @@ def test_the_file_holds_plain_values_and_rebuilds_the_model(quick, tmp_path):
         "lr",
         "seconds",
     ]
-    model, _ = load_model(tmp_path / "a.pt")
+    model, history = load_model(tmp_path / "a.pt")
+    assert history == checkpoint["history"]
     assert model.settings == checkpoint["settings"] and not model.training
     assert model.settings["max_len"] == SEQ_LEN and sum(p.numel() for p in model.parameters()) == 931_213
 
@@ -582,22 +582,22 @@ def test_every_load_says_where_to_and_weights_only():
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
 def test_a_broken_file_is_named_in_one_line(content, tmp_path):
     (tmp_path / "bad.pt").write_bytes(content)
-    with pytest.raises(train.CheckpointError, match="bad.pt: not a checkpoint"):
+    with pytest.raises(CheckpointError, match="bad.pt: not a checkpoint"):
         load_model(tmp_path / "bad.pt")
 
 
 def test_other_torch_files_and_other_models_are_refused(quick, tmp_path):
     torch.save({"model": {}}, tmp_path / "other.pt")
-    with pytest.raises(train.CheckpointError, match="other.pt: not a checkpoint of train.py .no .*history"):
+    with pytest.raises(CheckpointError, match="other.pt: not a checkpoint of train.py .no .*history"):
         load_model(tmp_path / "other.pt")
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(train.CheckpointError, match="list.pt: not a checkpoint"):
+    with pytest.raises(CheckpointError, match="list.pt: not a checkpoint"):
         load_model(tmp_path / "list.pt")
     run(tmp_path / "a.pt", "--epochs", "1")
     checkpoint = load_checkpoint(tmp_path / "a.pt")
     checkpoint["settings"]["d_model"] = 64
     torch.save(checkpoint, tmp_path / "a.pt")
-    with pytest.raises(train.CheckpointError, match="a.pt: does not fit"):
+    with pytest.raises(CheckpointError, match="a.pt: does not fit"):
         load_model(tmp_path / "a.pt")
 
 
@@ -626,38 +626,6 @@ def test_progress_on_a_terminal_only(monkeypatch, capsys):
     train_epoch(model, *optimizer_for(model), src, tgt, 2, "fp32", label="epoch 1/2, ")
     output = capsys.readouterr()
     assert output.out == "" and output.err == "\r\x1b[Kepoch 1/2, step 20/20\r\x1b[K"
-
-
-# ------------------------------------------------------------------------------------ devices and precision
-
-
-def test_cuda_where_there_is_none(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert train.choose_device("auto").type == "cpu"
-    with pytest.raises(ValueError, match="--device cuda"):
-        train.choose_device("cuda")
-
-
-def test_cuda_where_there_is_one(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [train.choose_device(name).type for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
-
-
-@pytest.mark.parametrize("units", [True, False])
-def test_precision_on_new_and_old_gpus(units, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: units)
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert train.choose_precision("auto", gpu)[0] == ("bf16" if units else "fp32")
-    assert train.choose_precision("fp32", gpu)[0] == "fp32"
-    assert (
-        train.choose_precision("auto", cpu)[0] == "fp32" and train.choose_precision("bf16", cpu)[0] == "bf16"
-    )
-    if units:
-        assert train.choose_precision("bf16", gpu)[0] == "bf16"
-    else:
-        assert "no bf16" in train.choose_precision("auto", gpu)[1]
-        with pytest.raises(ValueError, match="--precision bf16"):
-            train.choose_precision("bf16", gpu)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -17,8 +17,10 @@ pytest.importorskip("sentencepiece")
 import translation.attention as ta
 import translation.train as tt
 import viz
-from model import Transformer
+from model import Transformer, attention_weights
+from toolbox.checkpoint import write_checkpoint
 from train import BOS_ID, EOS_ID
+from translation.checkpoint import pack_tokenizer
 from translation.data import Tokenizer
 from translation.decode import Hypothesis, beam_search
 from translation.prepare import load_split
@@ -47,12 +49,12 @@ def tiny_model(tokenizer, **sizes) -> Transformer:
 
 
 def save(model, tokenizer, path: Path) -> None:
-    tt.write_checkpoint(
+    write_checkpoint(
         path,
         {
             "settings": model.settings,
             "model": model.state_dict(),
-            "tokenizer": torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8),
+            "tokenizer": pack_tokenizer(tokenizer),
             "run": dict(src="de", tgt="en"),
         },
     )
@@ -119,7 +121,7 @@ def test_weights_are_the_model_s_and_names_the_pieces(tokenizer, say_instead, ki
     assert all(module.training for module in model.modules()) and torch.equal(torch.get_rng_state(), before)
     ids, said = tokenizer.encode(SENTENCE), tokenizer.encode("Two children")
     src, read = torch.tensor([[BOS_ID, *ids, EOS_ID]]), torch.tensor([[BOS_ID, *said]])
-    torch.testing.assert_close(weights, torch.cat(model.eval().attention_weights(src, read)[kind]))
+    torch.testing.assert_close(weights, torch.cat(attention_weights(model.eval(), src, read)[kind]))
     source, heard = ["<bos>", *tokenizer.pieces(ids), "<eos>"], ["<bos>", *tokenizer.pieces(said)]
     assert output == [*said, EOS_ID] and "▁Zwei" in source and any("$$" in piece for piece in source)
     assert rows == (source if kind == "encoder" else heard)
@@ -216,7 +218,7 @@ def test_long_names_do_not_overlap():
 
 
 def test_huge_picture_has_fewer_pixels(tmp_path, monkeypatch):
-    monkeypatch.setattr(viz, "MOST_PIXELS", 1e6)
+    monkeypatch.setattr("toolbox.figures.MOST_PIXELS", 1e6)
     viz.draw_map(torch.ones(60, 60) / 60, ["a"] * 60, ["a"] * 60, "", tmp_path / "map.png")
     height, width = matplotlib.image.imread(tmp_path / "map.png").shape[:2]
     assert 0.9e6 < height * width < 1.1e6
@@ -391,7 +393,7 @@ def test_one_map_per_validation_and_the_same_weights_as_without(tmp_path, monkey
         lines.append(line)
         return draw_example(model, tokenizer, line, **options)
 
-    monkeypatch.setattr(ta, "draw_example", drawing)
+    monkeypatch.setattr("translation.curves.draw_example", drawing)
     last = train(tmp_path / "a", "--epochs", "4", "--bleu-every", "2")
     images = maps(tmp_path / "a")
     updates = [row["updates"] for row in last["history"]]

@@ -7,10 +7,10 @@ import torch
 from test_train import optimizer_for
 from torch import nn
 
-from model import PAD_ID, Transformer
+from model import PAD_ID, KVCache, Transformer
 from test_model import small_model
 from train import BOS_ID, EOS_ID, SEQ_LEN, exact_match, greedy_decode, make_dataset, train_step
-from translation.decode import Hypothesis, beam_search, length_penalty, select_rows
+from translation.decode import Hypothesis, beam_search, length_penalty
 
 V, ROOM = 5, 4  # PAD, BOS, EOS and two words; four tokens
 
@@ -20,14 +20,14 @@ class Toy(nn.Module):
 
     def __init__(self, ends: bool = True):
         super().__init__()
-        self.settings, self.ends = {"max_len": ROOM}, ends
+        self.settings, self.ends = {"max_len": ROOM, "num_layers": 0}, ends
 
     def encode(self, src):
         return src, src == PAD_ID
 
     def decode(self, tgt_in, memory, src_mask, cache):
-        cache["tgt"] = torch.cat([cache["tgt"], tgt_in], dim=1) if "tgt" in cache else tgt_in
-        rows = zip(memory[:, 0].tolist(), cache["tgt"].tolist(), strict=True)
+        cache.append(tgt_in)
+        rows = zip(memory[:, 0].tolist(), cache.ids.tolist(), strict=True)
         return torch.stack([self.logits(source, prefix) for source, prefix in rows])[:, None], []
 
     def logits(self, source: int, prefix: list[int]) -> torch.Tensor:
@@ -147,8 +147,9 @@ def trained() -> Transformer:
 
 def test_beam_one_is_greedy(trained):
     src, _ = make_dataset(100, 5)
-    greedy = [[i for i in row if i != PAD_ID] for row in greedy_decode(trained, src).tolist()]
-    assert [found.ids for found in beam_search(trained, src, beam=1)] == greedy
+    greedy = [[i for i in row[1:] if i != PAD_ID] for row in greedy_decode(trained, src).tolist()]
+    found = beam_search(trained, src, beam=1, max_len=SEQ_LEN - 1)  # greedy_decode counts <bos>
+    assert [hypothesis.ids for hypothesis in found] == greedy
     assert len({tuple(ids) for ids in greedy}) > 50
 
 
@@ -192,9 +193,9 @@ def test_the_mode_is_given_back(trained):
 def test_rows_of_a_cache_are_selected_at_every_depth():
     model, (src, tgt) = small_model(), make_dataset(4, 0)
     memory, src_mask = model.encode(src)
-    cache, rows = {}, torch.tensor([2, 0, 2])
+    cache, rows = KVCache(model.settings["num_layers"]), torch.tensor([2, 0, 2])
     model.decode(tgt[:, :3], memory, src_mask, cache)
-    chosen = select_rows(cache, rows)
+    cache.select(rows)
     expected, _ = model.decode(tgt[rows, :4], memory[rows], src_mask[rows])
-    step, _ = model.decode(tgt[rows, 3:4], memory[rows], src_mask[rows], chosen)
+    step, _ = model.decode(tgt[rows, 3:4], memory[rows], src_mask[rows], cache)
     assert torch.allclose(step[:, 0], expected[:, 3], atol=1e-5)

@@ -11,7 +11,7 @@ pytest.importorskip("sentencepiece")
 pytest.importorskip("sacrebleu")
 
 from processes import ROOT
-from test_translation_train import TINY, no_tensorboard, read  # noqa: F401  (the fixture acts on its own)
+from translation_runs import TINY, no_tensorboard, read  # noqa: F401  (the fixture acts on its own)
 
 import translation.train as tt
 from translation.data import TransformerBatchSampler
@@ -41,13 +41,10 @@ def torchrun(out, *options, status=0, processes=2):
 class Joined(TransformerBatchSampler):
     """One process's batches: those that two processes would have at the same time, laid together."""
 
-    def __init__(self, *args, shuffle=True, seed=0, **_):
-        self.joined = shuffle  # the training batches, not those of validation
-        super().__init__(*args, shuffle=shuffle, seed=seed, world_size=2 if shuffle else 1)
+    def __init__(self, *args, seed, rank, world_size):
+        super().__init__(*args, seed=seed, world_size=2)
 
     def __iter__(self):
-        if not self.joined:
-            return super().__iter__()
         return iter([a + b for a, b in zip(self._batches[::2], self._batches[1::2], strict=True)])
 
 
@@ -73,7 +70,7 @@ def pair(tmp_path_factory):
 
 
 def test_two_processes_make_the_updates_of_one(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(tt, "TransformerBatchSampler", Joined)
+    monkeypatch.setattr("translation.run.TransformerBatchSampler", Joined)
     assert tt.main([*QUIET, "--epochs", "3", "--out", str(tmp_path / "one")]) == 0
     one, two = read(tmp_path / "one" / "last.pt"), read(pair[0] / "last.pt")
     assert one["scheduler"]["last_epoch"] == two["scheduler"]["last_epoch"] >= 6

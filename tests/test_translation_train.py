@@ -1,14 +1,8 @@
-"""translation/train.py: the updates, exact resuming, which weights are kept, what a user can get wrong."""
+"""translation/train.py: the updates, validation, curves, BLEU of free-running output."""
 
-import itertools
-import json
 import math
-import os
 import re
-import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,66 +10,16 @@ import torch
 pytest.importorskip("sentencepiece")
 pytest.importorskip("sacrebleu")
 
+from translation_runs import no_tensorboard, read, resume, train  # noqa: F401  (one acts on its own)
+
 import translation.train as tt
 from model import PAD_ID, Transformer
-from train import CheckpointError, evaluating
+from train import evaluating
+from translation.bleu import corpus_bleu
+from translation.curves import open_tensorboard
 from translation.data import LangPairDataset, Tokenizer, collate
 from translation.prepare import load_split
-
-# 128 pairs in 3 to 4 batches, a model of 33,000 weights: a tenth of a second an epoch
-TINY = ["--sample", "--d-model", "32", "--num-heads", "2", "--dff", "32", "--max-tokens", "1000"]
-REAL_TENSORBOARD = tt.open_tensorboard
-TINY += ["--vocab-size", "500", "--warmup", "40", "--bleu-every", "0", "--device", "cpu"]
-
-
-@pytest.fixture(autouse=True)
-def no_tensorboard(monkeypatch):
-    """It takes seconds to import; the tests of it ask for REAL_TENSORBOARD."""
-    monkeypatch.setattr(tt, "open_tensorboard", lambda run: None)
-
-
-def train(out, *options, status=0):
-    assert tt.main([*TINY, "--out", str(out), *map(str, options)]) == status
-    return read(out / "last.pt")
-
-
-def read(path):
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def resume(out, *options):
-    assert tt.main(["--resume", "--device", "cpu", "--out", str(out), *map(str, options)]) == 0
-    return read(out / "last.pt")
-
-
-def record(monkeypatch):
-    """Make every update leave its learning rate and source ids in the list returned."""
-    updates, step = [], tt.train_step
-
-    def recording(model, optimizer, scheduler, batch, *rest):
-        updates.append((optimizer.param_groups[0]["lr"], batch["src"].tolist()))
-        return step(model, optimizer, scheduler, batch, *rest)
-
-    monkeypatch.setattr(tt, "train_step", recording)
-    return updates
-
-
-def same(a, b, path=""):
-    """Equal to the bit, but for times."""
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), path
-        for key in a:
-            if key not in ("seconds", "tokens_per_second", "run"):
-                same(a[key], b[key], f"{path}/{key}")
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b), path
-        for number, pair in enumerate(zip(a, b, strict=True)):
-            same(*pair, f"{path}/{number}")
-    elif isinstance(a, torch.Tensor):
-        assert torch.equal(a, b), path
-    else:
-        assert a == b, path
-
+from translation.run import choose_attention, make_optimizer
 
 # ----------------------------------------------------------------------------------------------- the updates
 
@@ -83,6 +27,21 @@ def same(a, b, path=""):
 def toy_model(vocab=12, **options):
     torch.manual_seed(0)
     return Transformer(vocab, vocab, d_model=16, num_heads=2, dff=16, num_layers=1, max_len=40, **options)
+
+
+@pytest.mark.parametrize("chunk", [1, 12, 1000])
+def test_loss_taken_in_pieces_is_the_loss(monkeypatch, chunk):
+    """Against the formula in one line; 3 rows of 5 logits are one, two or fewer than one piece."""
+    logits = torch.randn(3, 1, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    target = torch.tensor([[2], [PAD_ID], [4]])
+    wanted = torch.full((2, 5), 0.1 / 3).scatter(1, target[[0, 2]], 0.9)
+    wanted[:, PAD_ID] = 0
+    expected = -(wanted * logits[[0, 2], 0].log_softmax(-1)).sum()
+    (gradient,) = torch.autograd.grad(expected, logits)
+    monkeypatch.setattr(tt, "LOSS_CHUNK", chunk)
+    loss = tt.loss_sum(logits, target, 0.1)
+    loss.backward()
+    assert torch.allclose(loss, expected) and torch.allclose(logits.grad, gradient, atol=1e-6)
 
 
 def test_step_loss_is_per_real_token_and_the_gradient_is_clipped():
@@ -96,7 +55,7 @@ def test_step_loss_is_per_real_token_and_the_gradient_is_clipped():
             for token in range(12):
                 target = 0.9 if token == right else 0.0 if token == PAD_ID else 0.1 / 10
                 expected -= target * log_p[row, position, token].item()
-    optimizer, scheduler = tt.make_optimizer(model, 4, 1.0)
+    optimizer, scheduler = make_optimizer(model, 4, 1.0)
     counted, norm = tt.train_step(model, optimizer, scheduler, batch, "fp32", 0.1, clip=1e-3)
     assert counted.tolist() == pytest.approx([expected, 6], rel=1e-5)
     clipped = sum(p.grad.pow(2).sum() for p in model.parameters()).sqrt()
@@ -107,7 +66,7 @@ def test_step_on_nothing_but_padding_leaves_finite_weights():
     batch = collate([([5], [7])])
     batch["labels"] = torch.zeros_like(batch["labels"])
     model = toy_model()
-    counted, _ = tt.train_step(model, *tt.make_optimizer(model, 4, 1.0), batch, "fp32", 0.1, 1.0)
+    counted, _ = tt.train_step(model, *make_optimizer(model, 4, 1.0), batch, "fp32", 0.1, 1.0)
     assert counted.tolist() == [0, 0] and all(p.isfinite().all() for p in model.parameters())
 
 
@@ -115,7 +74,7 @@ def test_step_on_nothing_but_padding_leaves_finite_weights():
 def test_schedule_is_noam_times_the_factor(monkeypatch):
     model = torch.nn.Linear(1, 1)
     model.settings = {"d_model": 512}
-    optimizer, scheduler = tt.make_optimizer(model, 4, 0.5)
+    optimizer, scheduler = make_optimizer(model, 4, 0.5)
     used = []
     for _ in range(16):
         used.append(optimizer.param_groups[0]["lr"])
@@ -132,8 +91,7 @@ def test_cooldown_takes_the_rate_to_zero_in_a_straight_line():
     model = torch.nn.Linear(1, 1)
     model.settings = {"d_model": 512}
     rates = [
-        tt.make_optimizer(model, 4, 0.5, updates=20, cooldown=cooldown)[1].lr_lambdas[0]
-        for cooldown in (0, 5)
+        make_optimizer(model, 4, 0.5, updates=20, cooldown=cooldown)[1].lr_lambdas[0] for cooldown in (0, 5)
     ]
     plain, cooled = ([rate(step) for step in range(22)] for rate in rates)
     assert plain[:16] == cooled[:16]
@@ -143,8 +101,8 @@ def test_cooldown_takes_the_rate_to_zero_in_a_straight_line():
 
 def test_attention_by_device():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert tt.choose_attention("auto", cpu) == tt.choose_attention("manual", cuda) == "manual"
-    assert tt.choose_attention("auto", cuda) == tt.choose_attention("sdpa", cpu) == "sdpa"
+    assert choose_attention("auto", cpu) == choose_attention("manual", cuda) == "manual"
+    assert choose_attention("auto", cuda) == choose_attention("sdpa", cpu) == "sdpa"
 
 
 def test_cooldown_is_heard_and_may_come_on_resuming(tmp_path):
@@ -216,84 +174,15 @@ def test_loss_falls_on_the_sample(tmp_path, capsys):
     assert "epoch 12" in (tmp_path / "a/log.txt").read_text()
 
 
-# ---------------------------------------------------------------------------------------------------- resume
-
-
-def test_resume_at_an_epoch_end_is_exact(tmp_path, monkeypatch):
-    updates = record(monkeypatch)
-    straight = train(tmp_path / "a", "--epochs", 4, "--bleu-every", 2)
-    expected = updates.copy()
-    ends = [0, *(row["updates"] for row in straight["history"])]
-    epochs = [{repr(ids) for _, ids in expected[a:b]} for a, b in itertools.pairwise(ends)]
-    assert not set.intersection(*epochs)  # other batches each time
-    updates.clear()
-    train(tmp_path / "b", "--epochs", 2, "--bleu-every", 2)
-    resumed = resume(tmp_path / "b", "--epochs", 4)
-    assert updates == expected
-    same(resumed, straight)
-    assert resumed["optimizer"]["state"][0]["step"] == len(expected) == resumed["scheduler"]["last_epoch"]
-    for name in ("best.pt", "averaged.pt", "epoch-02.pt"):
-        same(read(tmp_path / "a" / name)["model"], read(tmp_path / "b" / name)["model"])
-    assert tt.best_row(straight["history"])["epoch"] == tt.best_row(resumed["history"])["epoch"]
-
-
-@pytest.mark.parametrize("where", ["update", "validation"])
-def test_ctrl_c_saves_and_resume_is_exact_in_mid_epoch(tmp_path, monkeypatch, capsys, where):
-    updates = record(monkeypatch)
-    straight = train(tmp_path / "a", "--epochs", 3)
-    expected = updates.copy()
-    updates.clear()
-    step, loss = tt.train_step, tt.validation_loss
-    per_epoch = [row["updates"] for row in straight["history"]]
-    stop_at = per_epoch[0] + 2 if where == "update" else per_epoch[1]
-
-    def stepping(*args):
-        if where == "update" and len(updates) == stop_at - 1:
-            os.kill(os.getpid(), signal.SIGINT)  # before the update: it must still be made, whole
-        return step(*args)
-
-    def validating(*args):
-        if where == "validation" and len(updates) == stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return loss(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tt, "train_step", stepping)
-        patch.setattr(tt, "validation_loss", validating)
-        half = train(tmp_path / "b", "--epochs", 3, status=130)
-    assert half["scheduler"]["last_epoch"] == stop_at == len(updates) and half["epoch"] == 1
-    assert "--resume" in capsys.readouterr().out
-    same(resume(tmp_path / "b"), straight)
-    assert updates == expected
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_killed_run_goes_on_from_its_last_save_to_the_same_end(tmp_path, monkeypatch):
-    straight = train(tmp_path / "a", "--epochs", 2, "--save-every", 2)
-    step, count = tt.train_step, []
-
-    def dying(*args):
-        count.append(1)
-        if len(count) == 4:
-            raise SystemError("as a kill: nothing more is saved")
-        return step(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tt, "train_step", dying)
-        with pytest.raises(SystemError):
-            train(tmp_path / "b", "--epochs", 2, "--save-every", 2)
-    assert read(tmp_path / "b/last.pt")["scheduler"]["last_epoch"] == 2
-    (tmp_path / "b/last.pt.123.tmp").write_bytes(b"half")
-    same(resume(tmp_path / "b"), straight)
-    assert not list((tmp_path / "b").glob("*.tmp"))
+# ----------------------------------------------------------------------------------------------------- curves
 
 
 def test_curves_go_on_without_overlap(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.setattr(tt, "open_tensorboard", REAL_TENSORBOARD)
-    monkeypatch.setattr(tt, "LOG_EVERY", 2)
+    monkeypatch.setattr(tt, "open_tensorboard", open_tensorboard)
+    monkeypatch.setattr("translation.curves.LOG_EVERY", 2)
     train(tmp_path, "--epochs", 1, "--bleu-every", 1)
     saved = (tmp_path / "last.pt").read_bytes()
     last = resume(tmp_path, "--epochs", 3)
@@ -312,100 +201,10 @@ def test_curves_go_on_without_overlap(tmp_path, monkeypatch):
 
 
 def test_without_tensorboard_the_run_goes_on_and_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tt, "open_tensorboard", REAL_TENSORBOARD)
+    monkeypatch.setattr(tt, "open_tensorboard", open_tensorboard)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     train(tmp_path, "--epochs", 1)
     assert "pip install tensorboard" in capsys.readouterr().out
-
-
-def test_ctrl_c_after_training_leaves_last_alone(tmp_path, monkeypatch):
-    def interrupted(self, stop):
-        self.model.load_state_dict({k: v * 0 for k, v in self.model.state_dict().items()})
-        raise tt.Interrupted
-
-    monkeypatch.setattr(tt, "stale", lambda history: len(history))
-    monkeypatch.setattr(tt.Run, "finish", interrupted)
-    last = train(tmp_path, "--epochs", 3, "--patience", 1, status=130)
-    assert last["epoch"] == 1 and last["model"]["out.weight"].abs().sum() > 0
-
-
-# --------------------------------------------------------------------------------- best, patience, averaging
-
-
-def row(epoch, loss, bleu=None):
-    return dict(epoch=epoch, val_loss=loss, bleu=bleu)
-
-
-def test_best_and_patience():
-    assert tt.best_row([]) is None and tt.stale([]) == 0
-    losses = [row(1, 3.0), row(2, 2.0), row(3, 2.0), row(4, 2.5)]
-    assert tt.best_row(losses)["epoch"] == 2 and tt.stale(losses) == 2
-    both = [row(1, 1.0), row(2, 5.0, 3.0), row(3, 0.5), row(4, 5.0, 2.0), row(5, 0.1), row(6, 9.0, 1.0)]
-    assert tt.best_row(both)["epoch"] == 2 and tt.stale(both) == 2
-
-
-def test_best_file_is_the_best_epoch_and_patience_ends_the_run(tmp_path, monkeypatch):
-    scores = iter([5.0, 9.0, 7.0, 8.0, 6.0, 1.0])
-    monkeypatch.setattr(tt.Run, "bleu", lambda self, stop=None: (next(scores), "signature"))
-    last = train(tmp_path, "--epochs", 20, "--bleu-every", 1, "--patience", 2, "--average", 3)
-    assert [r["bleu"] for r in last["history"]] == [5.0, 9.0, 7.0, 8.0]
-    best = read(tmp_path / "best.pt")
-    assert best["epoch"] == 2
-    same(best["model"], read(tmp_path / "epoch-02.pt")["model"])
-    assert sorted(p.name for p in tmp_path.glob("epoch*")) == ["epoch-02.pt", "epoch-03.pt", "epoch-04.pt"]
-    assert not torch.equal(best["model"]["out.weight"], last["model"]["out.weight"])
-
-
-@pytest.mark.parametrize("share", ["--share-embeddings", "--no-share-embeddings"])
-def test_averaged_is_the_mean_of_the_last_epochs(tmp_path, share):
-    train(tmp_path, "--epochs", 4, "--average", 3, share)
-    parts = [read(tmp_path / f"epoch-0{n}.pt")["model"] for n in (2, 3, 4)]
-    mean = read(tmp_path / "averaged.pt")["model"]
-    for name in mean:
-        torch.testing.assert_close(mean[name], sum(p[name] for p in parts) / 3)
-        assert not torch.equal(mean[name], parts[2][name])
-    tied = mean["out.weight"].data_ptr() == mean["encoder.embed.embedding.weight"].data_ptr()
-    assert tied == (share == "--share-embeddings")
-
-
-# ----------------------------------------------------------------------------------------------- checkpoints
-
-
-def test_every_checkpoint_rebuilds_the_translator(tmp_path):
-    train(
-        tmp_path,
-        "--epochs",
-        1,
-        "--norm",
-        "pre",
-        "--activation",
-        "gelu",
-        "--num-layers",
-        2,
-        "--max-length",
-        50,
-    )
-    for name in ("last.pt", "best.pt", "epoch-01.pt", "averaged.pt"):
-        model, tokenizer, checkpoint = tt.load_translator(tmp_path / name)
-        assert not model.training and len(model.encoder.layers) == 2 and model.settings["max_len"] == 52
-        assert model.settings["norm_first"] and model.settings["activation"] == "gelu"
-        assert tokenizer.model == (tmp_path / "tokenizer.model").read_bytes()
-        assert checkpoint["run"]["src"] == "de" and checkpoint["epoch"] == 1
-        same(model.state_dict(), checkpoint["model"])
-    json.dumps([checkpoint["run"], checkpoint["history"]])  # plain values only
-
-
-def test_a_broken_checkpoint_is_named(tmp_path):
-    path = tmp_path / "x.pt"
-    for write in (lambda: None, lambda: path.write_bytes(b"no"), lambda: torch.save({"model": 1}, path)):
-        write()
-        with pytest.raises(CheckpointError, match=re.escape(str(path))):
-            tt.load_translator(path)
-
-
-def test_every_load_says_where_to():
-    text = Path(tt.__file__).read_text()
-    assert all("map_location" in call for call in re.findall(r"torch\.load\([^)]*\)", text))
 
 
 # ------------------------------------------------------------------------------------------------------ BLEU
@@ -413,35 +212,27 @@ def test_every_load_says_where_to():
 
 def test_bleu_by_itself():
     text = ["The cat sits on the mat.", "Two dogs run in the park.", "A man reads a long book."]
-    score, signature = tt.corpus_bleu(text, text)
+    score, signature = corpus_bleu(text, text)
     assert score == pytest.approx(100) and type(score) is float and "tok:13a" in signature
-    assert 1 < tt.corpus_bleu([*text[:2], "Nothing."], text)[0] < 99
+    assert 1 < corpus_bleu([*text[:2], "Nothing."], text)[0] < 99
 
 
 def test_hypotheses_never_depend_on_the_references(tmp_path, monkeypatch):
-    heard = []
-    score = tt.corpus_bleu
+    heard, runs = [], []
 
     def hearing(hypotheses, references):
-        if len(hypotheses) > 1:
-            heard.append((list(hypotheses), list(references)))
-        return score(hypotheses, references)
+        heard.append((list(hypotheses), list(references)))
+        return corpus_bleu(hypotheses, references)
 
     monkeypatch.setattr(tt, "corpus_bleu", hearing)
-    run = None
-
-    class Kept(tt.Run):
-        def __init__(self, *args):
-            nonlocal run
-            super().__init__(*args)
-            run = self
-
-    monkeypatch.setattr(tt, "Run", Kept)
+    monkeypatch.setattr(tt, "finish", runs.append)
     train(tmp_path, "--epochs", 6, "--bleu-every", 6)
     heard.clear()
-    run.bleu()
-    run.val_tgt = ["garbage " * 9] * len(run.val_tgt)
-    run.bleu()
+    (run,) = runs
+    tt.validation_bleu(run)
+    sources, references = run.lines["val"]
+    run.lines["val"] = sources, ["garbage " * 9] * len(references)
+    tt.validation_bleu(run)
     (first, references), (second, garbage) = heard
     assert first == second and any(first) and references == load_split(None, "val")[1] != garbage
     assert not any("▁" in text for text in first)
@@ -457,82 +248,3 @@ def test_translation_keeps_order_blank_lines_and_limits():
     assert output[0] == output[2] == "" and output[1] == output[5]
     assert [tt.greedy_translate(model, tokenizer, [line])[0] for line in lines] == output
     assert tt.greedy_translate(model, tokenizer, []) == [] and model.training
-
-
-# ---------------------------------------------------------------------------------------------------- errors
-
-
-def one_line_error(capsys, *argv):
-    with pytest.raises(SystemExit) as ended:
-        tt.main(list(map(str, argv)))
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and error.count("\n") == 1 and "Traceback" not in error, error
-    return error
-
-
-def test_a_run_is_not_overwritten_unasked(tmp_path, capsys):
-    train(tmp_path, "--epochs", 1)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert "--resume" in one_line_error(capsys, *TINY, "--out", tmp_path)
-    for option, value in (("--d-model", "64"), ("--preset", "base"), ("--seed", "3"), ("--data", "x")):
-        error = one_line_error(capsys, "--resume", "--out", tmp_path, option, value)
-        assert f"{option} {value}" in error and str(tmp_path) in error
-    assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
-
-
-@pytest.mark.parametrize(
-    "options, named",
-    [
-        (["--num-heads", "3"], "--num-heads 3"),
-        (["--dropout", "1"], "--dropout"),
-        (["--clip", "0"], "--clip"),
-        (["--lr-factor", "nan"], "--lr-factor"),
-        (["--warmup", "0"], "--warmup"),
-        (["--vocab-size", "50"], "--vocab-size 50"),
-        (["--max-length", "1"], "--max-length 1"),
-        (["--src", "fr"], "fr"),
-        (["--tgt", "de"], "--tgt"),
-        (["--data", "x"], "--data"),
-        (["--resume"], "last.pt"),
-    ],
-)
-def test_errors_are_one_line(tmp_path, capsys, options, named):
-    assert named in one_line_error(capsys, *TINY, "--out", tmp_path / "r", *options)
-
-
-def test_weights_that_ran_into_infinity_are_never_written(tmp_path, capsys):
-    assert "--lr-factor" in one_line_error(capsys, *TINY, "--out", tmp_path, "--lr-factor", "1e30")
-    assert [path.name for path in tmp_path.glob("*.pt")] == ["last.pt"]
-    assert all(value.isfinite().all() for value in read(tmp_path / "last.pt")["model"].values())
-
-
-def test_missing_data_and_unusable_folder(tmp_path, capsys):
-    assert "train.de" in one_line_error(capsys, "--data", tmp_path, "--out", tmp_path / "r")
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path / "file", tmp_path / "file/r"):
-        assert str(out) in one_line_error(capsys, *TINY, "--out", out)
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r/last.pt").write_bytes(b"no checkpoint")
-    assert "last.pt" in one_line_error(capsys, "--resume", "--out", tmp_path / "r")
-
-
-def test_other_text_is_not_resumed(tmp_path, capsys):
-    data, out = tmp_path / "d", tmp_path / "r"
-    data.mkdir()
-    for split in ("train", "val"):
-        for language, lines in zip(("de", "en"), load_split(None, split), strict=True):
-            (data / f"{split}.{language}").write_text("\n".join(lines) + "\n")
-    own = ["--data", data, "--out", out, "--epochs", 1, *TINY[1:]]
-    assert tt.main(list(map(str, own))) == 0
-    with open(data / "val.de", "a") as file:
-        file.write("Noch einer.\n")
-    with open(data / "val.en", "a") as file:
-        file.write("Another one.\n")
-    assert str(data) in one_line_error(capsys, "--resume", "--out", out, "--epochs", 2)
-
-
-def test_import_does_nothing_and_help_shows_defaults():
-    code = "import sys, translation.train as t; assert not {'sacrebleu', 'tensorboard'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(tt.__file__).parents[1])
-    text = " ".join(tt.build_parser().format_help().split())
-    assert "peaks (default: 400)" in text and "end of its files' names (default: de)" in text

@@ -13,16 +13,19 @@ pytest.importorskip("sentencepiece")
 pytest.importorskip("sacrebleu")
 
 from processes import ROOT
-from test_translation_train import TINY
+from translation_runs import TINY
 
+import translation.bleu as bleu
 import translation.evaluate as evaluate
 import translation.train as tt
 import translation.translate as translate_script
 from model import Transformer
 from train import EOS_ID
+from translation.checkpoint import load_translator
 from translation.data import LangPairDataset, Tokenizer, collate
 from translation.decode import beam_search, translate_lines
 from translation.prepare import load_split
+from translation.run import make_optimizer
 from translation.translate import translate
 
 
@@ -30,7 +33,7 @@ from translation.translate import translate
 def run(tmp_path_factory):
     """A model after 40 short epochs: its outputs are poor, but of several lengths and not all the same."""
     out = tmp_path_factory.mktemp("run")
-    tt.open_tensorboard, kept = lambda run: None, tt.open_tensorboard
+    tt.open_tensorboard, kept = lambda *_: None, tt.open_tensorboard
     try:
         assert tt.main([*TINY, "--epochs", "40", "--out", str(out)]) == 0
     finally:
@@ -71,7 +74,7 @@ def test_result_does_not_depend_on_batches_or_order(run, lines):
 
 
 def test_beam_and_alpha_are_heard(run, lines):
-    model, tokenizer, _ = tt.load_translator(run)
+    model, tokenizer, _ = load_translator(run)
     assert translate(lines, run, beam=1, device="cpu") == tt.greedy_translate(model, tokenizer, lines)
     assert translate(lines, run, beam=4, device="cpu") != translate(lines, run, beam=1, device="cpu")
     short, long = (
@@ -101,7 +104,7 @@ def test_blank_lines_never_reach_the_model(run, monkeypatch):
 
 
 def test_progress_counts_the_lines_done(run, lines):
-    model, tokenizer, _ = tt.load_translator(run)
+    model, tokenizer, _ = load_translator(run)
     heard = []
     translate_lines(model, tokenizer, lines[:10], batch_size=4, report=heard.append)
     assert heard == [0, 4, 8]
@@ -187,7 +190,7 @@ def test_after_learning_twenty_pairs_by_heart_every_output_ends_with_eos():
     torch.manual_seed(0)
     model = Transformer(*[tokenizer.vocab_size] * 2, d_model=64, num_heads=4, dff=128, num_layers=1,
                         max_len=130, dropout=0.0, norm_first=False, share_embeddings=True)  # fmt: skip
-    optimizer, scheduler = tt.make_optimizer(model, warmup=40, factor=0.5)
+    optimizer, scheduler = make_optimizer(model, warmup=40, factor=0.5)
     batch = collate([data[i] for i in range(20)])
     for _ in range(150):
         tt.train_step(model, optimizer, scheduler, batch, "fp32", 0.1, 1.0)
@@ -207,19 +210,19 @@ def scored(run, capsys, *argv):
 def test_scores_of_known_text():
     """B41: one reference per hypothesis, in order; case counts in one BLEU and not in the other."""
     text = ["The cat sits on the mat.", "Two dogs run in the park.", "A man reads a long book."]
-    perfect = evaluate.scores(text, text)
+    perfect = bleu.scores(text, text)
     assert [round(score, 6) for score, _ in perfect.values()] == [100, 100, 100]
     assert list(perfect) == ["BLEU", "BLEU -lc", "chrF"]
     assert "case:mixed" in perfect["BLEU"][1] and "case:lc" in perfect["BLEU -lc"][1]
     assert "tok:13a" in perfect["BLEU"][1] and "nc:6" in perfect["chrF"][1]
-    spoiled = evaluate.scores([*text[:2], "Nothing."], text)
+    spoiled = bleu.scores([*text[:2], "Nothing."], text)
     assert all(score < 99 for score, _ in spoiled.values())
-    shouted = evaluate.scores([line.upper() for line in text], text)
+    shouted = bleu.scores([line.upper() for line in text], text)
     assert shouted["BLEU"][0] < 5 and shouted["BLEU -lc"][0] == pytest.approx(100)
-    assert all(score == 0 for score, _ in evaluate.scores([""] * 3, text).values())
+    assert all(score == 0 for score, _ in bleu.scores([""] * 3, text).values())
     for hypotheses in (text[:2], [*text, "One more."]):
         with pytest.raises(ValueError, match=f"{len(hypotheses)} hypotheses, 3 references"):
-            evaluate.scores(hypotheses, text)
+            bleu.scores(hypotheses, text)
 
 
 def test_evaluate_scores_what_translate_says(run, lines, capsys, tmp_path):
@@ -227,7 +230,7 @@ def test_evaluate_scores_what_translate_says(run, lines, capsys, tmp_path):
     assert status == 0
     hypotheses, references = translate(lines, run, device="cpu"), load_split(None, "test")[1]
     assert (tmp_path / "test.en").read_text(encoding="utf-8").splitlines() == hypotheses
-    for name, (score, signature) in evaluate.scores(hypotheses, references).items():
+    for name, (score, signature) in bleu.scores(hypotheses, references).items():
         assert f"{name:8} {score:.2f}  ({signature})" in out
     assert "free-running, beam 5, alpha 0.6" in out
     assert out.count("  reference  ") == 2 and f"  output     {hypotheses[1]}" in out

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import viz
-from model import Transformer
+from model import Transformer, attention_weights
+from toolbox.heatmap import shorten, smallest_row_maximum
 from train import BOS_ID, EOS_ID, NUM_OFFSET, encode_digits, greedy_decode, save_checkpoint
 
 SIZES = dict(d_model=8, num_heads=2, dff=8, num_layers=3, max_len=14, dropout=0.5)
@@ -38,7 +39,7 @@ def tiny_model(vocab: int = 13, **sizes) -> Transformer:
 def save(model: Transformer, path: Path, history: list) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    save_checkpoint(path, model, optimizer, scheduler, epoch=len(history), history=history, run={})
+    save_checkpoint(path, model, optimizer, scheduler, history=history, run={})
 
 
 @pytest.fixture
@@ -59,10 +60,14 @@ def ids_of(digits: str) -> torch.Tensor:
     return torch.tensor([[int(d) + NUM_OFFSET for d in digits] + [EOS_ID]])
 
 
+def answer_of(digits: str) -> torch.Tensor:
+    return torch.cat([torch.tensor([[BOS_ID]]), ids_of(digits)], dim=1)
+
+
 @pytest.fixture
 def say_instead(monkeypatch):
-    """say_instead("815"): from now on the model answers 8 1 5 <eos>, whatever it is asked."""
-    return lambda digits: monkeypatch.setattr(viz, "greedy_decode", lambda *_: ids_of(digits))
+    """say_instead("815"): from now on the model answers <bos> 8 1 5 <eos>, whatever it is asked."""
+    return lambda digits: monkeypatch.setattr(viz, "greedy_decode", lambda *_: answer_of(digits))
 
 
 @pytest.fixture
@@ -95,7 +100,8 @@ def test_rows_are_the_tokens_the_decoder_read():
     model = tiny_model()
     weights, rows, columns, output = viz.attention_maps(model, "730")
     answer = greedy_decode(model, encode_digits("730"), 14)[0]
-    names = ["<bos>"] + ["<eos>" if i == EOS_ID else str(i - NUM_OFFSET) for i in answer.tolist()]
+    assert answer[0] == BOS_ID
+    names = ["<bos>"] + ["<eos>" if i == EOS_ID else str(i - NUM_OFFSET) for i in answer[1:].tolist()]
     assert rows == names[:-1] and len(set(rows)) > 1
     assert columns == ["7", "3", "0", "<eos>"]
     assert output == "".join(names[1:]).removesuffix("<eos>")
@@ -108,8 +114,7 @@ def test_weights_are_the_model_s(kind, say_instead):
     model = tiny_model().train()
     weights, rows, columns, _ = viz.attention_maps(model, "7309", kind)
     assert all(module.training for module in model.modules())
-    tgt_in = torch.cat([torch.tensor([[BOS_ID]]), ids_of("815")[:, :-1]], 1)
-    expected = torch.cat(model.eval().attention_weights(ids_of("7309"), tgt_in)[kind])
+    expected = torch.cat(attention_weights(model.eval(), ids_of("7309"), answer_of("815")[:, :-1])[kind])
     torch.testing.assert_close(weights, expected)
     source, read = ["7", "3", "0", "9", "<eos>"], ["<bos>", "8", "1", "5"]
     assert rows == (source if kind == "encoder" else read)
@@ -130,7 +135,7 @@ def test_antidiagonal():
 
 def test_smallest_row_maximum():
     weights = torch.tensor([[0.2, 0.7, 0.1], [0.1, 0.4, 0.5], [0.1, 0.0, 0.9]])
-    assert viz.smallest_row_maximum(weights) == (0.5, 1, 2)
+    assert smallest_row_maximum(weights) == (0.5, 1, 2)
 
 
 # -------------------------------------------------------------------------------------------------- pictures
@@ -267,9 +272,10 @@ def test_says_when_the_output_is_wrong(folder, capsys, say_instead, drawn, answe
 
 
 def test_output_that_never_ends_is_drawn(folder, capsys, monkeypatch):
-    monkeypatch.setattr(viz, "greedy_decode", lambda model, src, max_len: torch.full((1, max_len), 3))
+    zeros = lambda model, src, max_len: torch.tensor([[BOS_ID] + [3] * (max_len - 1)])  # noqa: E731
+    monkeypatch.setattr(viz, "greedy_decode", zeros)
     assert run("--digits", "730") == 0
-    assert printed_matrix(capsys.readouterr().out)[0] == ["<bos>"] + ["0"] * 13
+    assert printed_matrix(capsys.readouterr().out)[0] == ["<bos>"] + ["0"] * 12  # the last 0 is never read
     assert (folder / "cross_attn.png").exists()
 
 
@@ -296,7 +302,7 @@ def test_title_holds_the_strings_and_fits(folder, drawn, say_instead):
     say_instead("037")
     run("--digits", "730")
     assert drawn["draw_map"][3] == "Cross-attention, layer 3 of 3, mean of 2 heads\n730 → 037"
-    assert viz.shorten("7" * 24) == "7" * 24 and viz.shorten("7" * 60) == "7" * 23 + "…"
+    assert shorten("7" * 24) == "7" * 24 and shorten("7" * 60) == "7" * 23 + "…"
 
 
 def test_grid_draws_them_all(folder, drawn):
@@ -400,8 +406,9 @@ def test_mistake_no_cuda(folder, capsys):
 def test_without_matplotlib(folder, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)  # importing it now raises ModuleNotFoundError
-    monkeypatch.delitem(sys.modules, "viz")
-    importlib.import_module("viz")  # the module itself does without
+    for name in ("viz", "toolbox.heatmap", "toolbox.figures"):
+        monkeypatch.delitem(sys.modules, name)
+    importlib.import_module("viz")  # importing does without
     assert "pip install matplotlib" in one_error(capsys, folder)
 
 

@@ -20,34 +20,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from model import Transformer
-from train import (
-    BOS_ID,
-    EOS_ID,
-    ArgumentParser,
-    CheckpointError,
-    add_device_option,
-    choose_device,
-    evaluating,
-    integer,
-    run_script,
-    say,
-)
-from translation.data import Tokenizer, clean
-from translation.decode import BEAM, beam_search, output_limit
-from translation.train import load_translator
-from translation.translate import CHECKPOINT
-from viz import (
+from model import Transformer, attention_weights
+from toolbox.checkpoint import CheckpointError
+from toolbox.command_line import ArgumentParser, integer, run_script, say
+from toolbox.device import add_device_option, choose_device
+from toolbox.heatmap import (
     add_map_options,
-    check_layer_and_head,
-    check_map_options,
     choose_map,
-    draw_grid,
-    draw_map,
+    layer_number,
     measures,
+    picture_path,
     say_grid,
     shorten,
 )
+from train import BOS_ID, EOS_ID, evaluating
+from translation.checkpoint import CHECKPOINT, load_translator
+from translation.data import Tokenizer, clean
+from translation.decode import BEAM, beam_search, output_limit
+from viz import draw_grid, draw_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +76,7 @@ def attention_maps(
     output = beam_search(model, src, beam, max_len=limit)[0].ids
     tgt_in = src.new_tensor([[BOS_ID, *output[:-1]]])
     with evaluating(model):
-        weights = torch.cat(model.attention_weights(src, tgt_in)[kind]).cpu()  # (layers, h, R, C), as B = 1
+        weights = torch.cat(attention_weights(model, src, tgt_in)[kind]).cpu()  # (layers, h, R, C), as B = 1
     source, read = (tokenizer.pieces(row[0].tolist()) for row in (src, tgt_in))
     rows = source if kind == "encoder" else read
     columns = read if kind == "decoder" else source
@@ -156,9 +146,9 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer,
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
-        check_map_options(args)
+        args.out = picture_path(args)
         model, tokenizer, _ = load_translator(args.checkpoint, choose_device(args.device))
-        check_layer_and_head(args, model.settings)
+        args.layer = layer_number(args, model.settings)
         args.sentence = clean(args.sentence)
         read_sentence(model, tokenizer, args.sentence)
     except CheckpointError as error:
@@ -190,11 +180,11 @@ def main(argv: list[str] | None = None) -> int:
     chosen, what = choose_map(weights, args)
     if args.grid:
         say(what)
-        say_grid(chosen, rows, columns, aligned=False)
+        say_grid(chosen, lambda weights: measures(weights, rows, columns))
     else:
         say(f"{what}; each row sums to 1")
         say_map(chosen, rows, columns, None if args.kind == "encoder" else tokenizer.pieces(output))
-        say(measures(chosen, rows, columns, aligned=False))
+        say(measures(chosen, rows, columns))
     try:
         draw(chosen, rows, columns, what, (args.sentence, translation), args.out, args.kind)
     except OSError as error:

@@ -3,8 +3,8 @@
 One pair, "ein Hund" - "a dog", with made-up ids (PAD=0, BOS=1, EOS=2, UNK=3), in a batch with a longer one:
 
     src      1  41  97   2   0      [BOS] src [EOS] [PAD] ...    what the encoder reads
-    tgt_in   1  38 112   0          [BOS] trg [PAD] ...          what the decoder reads
-    labels  38 112   2   0          trg [EOS] [PAD] ...          what it must say at each position
+    tgt_in   1  38 112   0          [BOS] tgt [PAD] ...          what the decoder reads
+    labels  38 112   2   0          tgt [EOS] [PAD] ...          what it must predict at each position
 
 `collate` builds these rows. Shape letters as in model.py: B pairs in a batch, Ls and Lt their longest rows.
 """
@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from model import PAD_ID
-from train import BOS_ID, EOS_ID, replacing
+from toolbox.checkpoint import replacing
+from train import BOS_ID, EOS_ID
 
-UNK_ID = 3  # only in the table: byte fallback spells what has no piece, so text never becomes UNK
+UNK_ID = 3  # SentencePiece wants one; it never occurs, as what has no piece is spelled in bytes
 VOCAB_SIZE = 8000  # pieces, both languages together
 MAX_LENGTH = 128  # pieces of a sentence, BOS and EOS not counted
 MAX_TOKENS = 4096  # of one side of a batch, padding and specials counted
-CACHE_FORMAT = 1  # raise it when the same inputs would give other ids
+CACHE_FORMAT = 1  # to be raised when the same inputs give other ids
 
 # All that str.splitlines() takes for the end of a line, and NUL, which other tools drop or stop at.
 _ODD = {ord(c): " " for c in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"} | {0: None}
@@ -95,9 +96,9 @@ def _sentencepiece():
 class Tokenizer:
     """Subwords of both languages from one SentencePiece BPE model; PAD=0, BOS=1, EOS=2, UNK=3.
 
-    decode(encode(text)) is `clean(text)` with runs of plain spaces made one and none at the ends; the one
-    exception is U+2581, SentencePiece's own mark for a space, which comes back as a space. A character that
-    training never saw is spelled by its UTF-8 bytes. Pickles and copies by its model's bytes.
+    decode(encode(text)) is `clean(text)` with single spaces and none at the ends, except that U+2581,
+    SentencePiece's own mark for a space, comes back as a space. A character that training never saw is
+    spelled in its UTF-8 bytes. Pickles and copies carry the bytes of `model`.
 
     ValueError where `model` is no such tokeniser. Source: Sennrich et al. 2016; Kudo and Richardson 2018.
     """
@@ -123,10 +124,8 @@ class Tokenizer:
         return self._processor.vocab_size()
 
     @classmethod
-    def train(
-        cls, lines: Iterable[str], vocab_size: int = VOCAB_SIZE, path: Path | str | None = None
-    ) -> "Tokenizer":
-        """Learn pieces from `lines` (the training split, both languages) and write them to `path`, if given.
+    def train(cls, lines: Iterable[str], vocab_size: int = VOCAB_SIZE) -> "Tokenizer":
+        """Learn pieces from `lines`: the training split, both languages.
 
         The same lines in the same order give the same bytes. A small text has fewer pieces to learn than
         vocab_size, and then the vocabulary is smaller. ValueError where vocab_size cannot hold the specials,
@@ -167,10 +166,7 @@ class Tokenizer:
                 f"vocab_size={vocab_size}: must be about {need} or more, for 4 specials, 256 bytes and "
                 f"the {need - 260} characters of the text"
             ) from None
-        tokenizer = cls(buffer.getvalue())
-        if path is not None:
-            tokenizer.save(path)
-        return tokenizer
+        return cls(buffer.getvalue())
 
     def save(self, path: Path | str) -> None:
         """Write the model; the file is never half written. ValueError where it cannot be."""
@@ -194,8 +190,8 @@ class Tokenizer:
         return self._processor.encode(clean(text))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids before the first EOS; PAD, BOS and UNK are passed over. Bytes that are no
-        UTF-8 become U+FFFD. IndexError for an id outside the vocabulary."""
+        """The text of the ids before the first EOS, without PAD, BOS and UNK. Bytes that are not UTF-8
+        become U+FFFD. IndexError for an id outside the vocabulary."""
         kept = []
         for i in map(int, ids):
             if i == EOS_ID:
@@ -266,12 +262,13 @@ class LangPairDataset(torch.utils.data.Dataset):
         tokenizer: Tokenizer,
         max_length: int = MAX_LENGTH,
     ) -> "LangPairDataset":
-        """The same dataset, from the file `path` where that was made of these very inputs; else made anew
-        and written there. A file that is broken or of other inputs is replaced; a folder that cannot be
-        written to only means that nothing is kept. Raises as the constructor does.
+        """The same dataset, read from the file `path` if that was made from exactly these inputs.
+
+        Otherwise it is built and written there, in place of a file that is broken or made from other inputs;
+        where nothing can be written, nothing is cached. Raises as the constructor does.
         """
         _check_sides(src_lines, tgt_lines, max_length)
-        key = _fingerprint(CACHE_FORMAT, list(src_lines), list(tgt_lines), tokenizer.model, max_length)
+        key = fingerprint(CACHE_FORMAT, list(src_lines), list(tgt_lines), tokenizer.model, max_length)
         dataset = cls._read(path, key)
         if dataset is None:
             dataset = cls(src_lines, tgt_lines, tokenizer, max_length)
@@ -322,12 +319,12 @@ def _check_sides(src_lines: Sequence[str], tgt_lines: Sequence[str], max_length:
         raise ValueError(f"max_length={max_length}: must be at least 1")
 
 
-def _fingerprint(*values) -> str:
+def fingerprint(*values) -> str:
     return hashlib.sha256(repr(values).encode("ascii", "backslashreplace")).hexdigest()
 
 
 def _checksum(content: dict) -> str:
-    return _fingerprint(*(content[name].numpy().tobytes() for name in ("ids", "sizes", "kept")))
+    return fingerprint(*(content[name].numpy().tobytes() for name in ("ids", "sizes", "kept")))
 
 
 # -------------------------------------------------------------------------------------------------- batches
@@ -340,11 +337,12 @@ class TransformerBatchSampler:
     `LangPairDataset.lengths`. Pairs of similar length go together, and on each side of a batch
     longest x count <= max_tokens. A pair longer than that has a batch to itself; `oversized` counts those.
 
-    Every index comes exactly once an epoch, over all ranks together, and every rank gets equally many
-    batches: where their number does not divide by world_size, the largest are halved until it does. Rank r
-    takes batches r, r + world_size, ... of one list that all ranks share, so the batches at one place are
-    one step of all. shuffle=True: other batches in another order each epoch (`set_epoch`), decided by seed
-    and epoch alone. shuffle=False: always the same ones, short sentences first.
+    shuffle=True: other batches in another order each epoch (`set_epoch`), decided by seed and epoch alone.
+    shuffle=False: always the same ones, short sentences first.
+
+    With several ranks every index comes once an epoch, over all ranks together, and all have equally many
+    batches: the largest are split in two until their number divides by world_size. Rank r takes batches r,
+    r + world_size, ... of one list that all ranks share.
 
     ValueError: no pairs, max_tokens or world_size below 1, rank outside 0..world_size-1, or more ranks than
     can be served. Source: Vaswani et al. 2017, section 5.1 (batches by tokens).
@@ -378,10 +376,10 @@ class TransformerBatchSampler:
         stretch = [0] * len(order)
         if self.shuffle:
             chance.shuffle(order)
-            stretch = chance.choices((0, 1), k=len(order))  # neighbouring lengths mix, other ones each time
+            stretch = chance.choices((0, 1), k=len(order))  # neighbouring lengths mix, differently each time
 
         def by_length(index: int) -> tuple[int, int]:
-            """Source, then target, which rises and falls in turn so that it does not jump between sources."""
+            """By source, then by target, up and down in turn, so that it does not jump in between."""
             src, tgt = self.lengths[index]
             src += stretch[index]
             return src, tgt if src % 2 else -tgt
@@ -389,7 +387,7 @@ class TransformerBatchSampler:
         order.sort(key=by_length)  # pairs of one length stay shuffled
         batches = self._pack(order)
         if self.shuffle and len(batches) > 1:
-            cut = chance.randrange(len(batches[0]))  # a first batch cut short moves the edges of the others
+            cut = chance.randrange(len(batches[0]))  # a first batch cut short shifts all the others
             batches = self._pack(order[:cut]) + self._pack(order[cut:])
         for _ in range(-len(batches) % self.world_size):
             largest = max(range(len(batches)), key=lambda i: len(batches[i]))

@@ -1,7 +1,7 @@
-"""Beam search with a length penalty, many sentences at once, keys and values kept from step to step.
+"""Beam search with a length penalty and a KV cache, many sentences at once.
 
-A hypothesis is scored by its log-probability divided by lp(n) = ((5 + n) / 6)^alpha, n its tokens with <eos>
-(Wu et al. 2016, equation 14): without it, every further token costs and short sentences win.
+The score of a hypothesis is its log-probability divided by lp(n) = ((5 + n) / 6)^alpha, where n counts its
+tokens and <eos> (Wu et al. 2016, equation 14). Without it every further token costs, and short sentences win.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model import Transformer
+from model import KVCache, Transformer
 from train import BOS_ID, EOS_ID, evaluating
 from translation.data import Tokenizer, collate
 
@@ -31,17 +31,6 @@ def length_penalty(length: Tensor | int, alpha: float) -> Tensor | float:
     return ((5 + length) / 6) ** alpha
 
 
-def select_rows(cache: dict, rows: Tensor) -> dict:
-    """A decoder's cache with its batch rows chosen and ordered anew: rows [n] -> every tensor [n, ...]."""
-    chosen = {}
-    for key, value in cache.items():
-        if isinstance(value, dict):
-            chosen[key] = select_rows(value, rows)
-        else:
-            chosen[key] = value.index_select(0, rows) if isinstance(value, Tensor) else value
-    return chosen
-
-
 def beam_search(
     model: Transformer, src: Tensor, beam: int = BEAM, alpha: float = ALPHA,
     max_len: int | Tensor | None = None,
@@ -49,8 +38,8 @@ def beam_search(
     """src [B, Ls] -> the best hypothesis found for each row, free-running.
 
     `max_len`: most new tokens, <eos> counted, one number or [B], one per sentence; None: the model's max_len.
-    Each step keeps the `beam` best continuations; one that says <eos> is finished and gives up its place. A
-    sentence is done when no unfinished hypothesis can still beat its best finished one, even if all further
+    Each step keeps the `beam` best continuations; one that ends in <eos> is finished and gives up its place.
+    A sentence is done when no unfinished hypothesis can still beat its best finished one, even if all further
     tokens were certain; it then leaves the batch, so that no result depends on the others. An unfinished
     hypothesis is returned only where none finished in time. beam=1 is greedy decoding.
     ValueError for a beam below 1, a negative alpha, a max_len below 1 or beyond the model's.
@@ -67,21 +56,24 @@ def beam_search(
     sentence = torch.arange(src.size(0), device=src.device)  # the sentences still searched, n of them
     best_score = torch.full((src.size(0),), -torch.inf, device=src.device)
     alive = best_score[:, None].repeat(1, beam)  # (n, beam) log-probabilities of unfinished hypotheses
-    alive[:, 0] = 0.0  # at first there is only one: nothing said yet
+    alive[:, 0] = 0.0  # at first there is only one: the empty one
     ids = src.new_full((src.size(0), beam, 1), BOS_ID)  # (n, beam, step + 1)
     with evaluating(model):
         memory, src_mask = (x.repeat_interleave(beam, dim=0) for x in model.encode(src))
-        cache, step = {}, 0
+        cache, step = KVCache(model.settings["num_layers"]), 0
         while len(sentence):
             step += 1
             logits, _ = model.decode(ids[:, :, -1].reshape(-1, 1), memory, src_mask, cache)
             log_p = logits[:, -1].float().log_softmax(-1)  # (n * beam, V)
-            log_p[:, : BOS_ID + 1] = -torch.inf  # PAD and BOS are never said
+            log_p[:, : BOS_ID + 1] = -torch.inf  # PAD and BOS are never part of an output
+
+            # Extend: of all continuations of a sentence's hypotheses the best `beam` stay.
             V = log_p.size(-1)
             alive, place = (alive[:, :, None] + log_p.view(-1, beam, V)).flatten(1).topk(beam)
             origin, token = place // V, place % V
             ids = torch.cat([ids.take_along_dim(origin[:, :, None], 1), token[:, :, None]], dim=2)
 
+            # Finish: what ends in <eos> gets its score. Out of room and nothing finished: the best there is.
             ended = (token == EOS_ID) & alive.isfinite()
             finished = (alive / length_penalty(step, alpha)).masked_fill(~ended, -torch.inf)
             alive = alive.masked_fill(ended, -torch.inf)
@@ -94,17 +86,19 @@ def beam_search(
                 best[int(sentence[row])] = Hypothesis(ids[row, which[row], 1:].tolist(), score[row].item())
             best_score = torch.maximum(best_score, score)
 
+            # Go on with the sentences whose best finished hypothesis can still be beaten.
             attainable = alive.max(1).values / length_penalty(limit, alpha)  # alive <= 0, so later is better
             going_on = (~no_room & (attainable > best_score)).nonzero().flatten()
             rows = (going_on[:, None] * beam + origin[going_on]).flatten()
-            cache, memory, src_mask = select_rows(cache, rows), memory[rows], src_mask[rows]
+            cache.select(rows)
+            memory, src_mask = memory[rows], src_mask[rows]
             sentence, alive, ids = sentence[going_on], alive[going_on], ids[going_on]
             limit, best_score = limit[going_on], best_score[going_on]
     return best
 
 
 def output_limit(pieces: int, longest: int) -> int:
-    """Most tokens said for a source of so many pieces, by a model of max_len `longest`."""
+    """Most tokens of an output for a source of so many pieces; the model's max_len is `longest`."""
     return min(2 * pieces + 10, longest)
 
 
@@ -114,9 +108,9 @@ def translate_lines(
 ) -> list[str]:  # fmt: skip
     """Lines -> as many translations, in the same order, free-running; a blank line stays blank, unread.
 
-    Lines of similar length are decoded together, `batch_size` at a time; before each batch `report` hears how
-    many lines are done. An output has at most 2 * source pieces + 10 tokens, and what the model's max_len
-    allows; of a source too long for the model the start is read. ValueErrors as in `beam_search`.
+    Lines of similar length are decoded together, `batch_size` at a time; before each batch `report` is told
+    how many lines are done. For the length of an output see `output_limit`. Of a source that is too long
+    for the model only the start is read. ValueError as in `beam_search`.
     """
     longest, output = model.settings["max_len"], [""] * len(lines)
     device = next(model.parameters()).device

@@ -1,8 +1,8 @@
-"""Several processes train one model: what they tell each other. Started by torchrun, which numbers them.
+"""Several processes train one model: what they tell each other. torchrun starts and numbers them.
 
-Every process (rank) has its own copy of the model and, of each step, its own batch; gradients are averaged
-over all, so the copies stay the same. One process alone needs none of this: every function here then does
-nothing, and `translation.train` is one script for both. Source: Li et al. 2020 (PyTorch Distributed).
+Every process (rank) has its own copy of the model and, in each step, its own batch; gradients are averaged
+over all, so that the copies stay the same. With one process every function here does nothing, and so
+`translation.train` is one script for both. Source: Li et al. 2020 (PyTorch Distributed).
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def own_device(device: torch.device) -> torch.device:
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Within: the processes that torchrun started know each other. Waits at the start for all of them."""
+    """Within: the processes that torchrun started can talk to each other. Waits for all of them first."""
     if started() == 1:
         yield
         return
@@ -63,7 +63,7 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def parallel(model: torch.nn.Module) -> torch.nn.Module:
-    """The model to call in training, so that `backward` averages gradients; its weights stay `model`'s."""
+    """What to call in training so that `backward` averages gradients; it has the weights of `model`."""
     if world_size() == 1:
         return model
     gpu = next(model.parameters()).device

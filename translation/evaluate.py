@@ -10,41 +10,17 @@ beside the references. Each score comes with sacreBLEU's signature, which says h
 
 import argparse
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from train import (
-    ArgumentParser,
-    check_file,
-    choose_device,
-    device_name,
-    integer,
-    run_script,
-    say,
-    show_progress,
-)
+from toolbox.command_line import ArgumentParser, check_file, integer, run_script, say, show_progress
+from toolbox.device import choose_device, device_name
+from translation.bleu import need_sacrebleu, scores
+from translation.checkpoint import load_translator
 from translation.decode import translate_lines
 from translation.prepare import load_split
-from translation.train import corpus_bleu, load_translator
 from translation.translate import add_decoding_options, run_main, write_lines
-
-
-def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, tuple[float, str]]:
-    """Plain text, one hypothesis per reference -> {metric: (score from 0 to 100, sacreBLEU's signature)}.
-
-    ValueError where there are not equally many. Source: Post 2018 (sacreBLEU); Popović 2015 (chrF).
-    """
-    found = {
-        "BLEU": corpus_bleu(hypotheses, references),
-        "BLEU -lc": corpus_bleu(hypotheses, references, lowercase=True),
-    }
-    from sacrebleu.metrics import CHRF
-
-    metric = CHRF()
-    score = metric.corpus_score(list(hypotheses), [list(references)]).score
-    return found | {"chrF": (float(score), str(metric.get_signature()))}
 
 
 def build_parser() -> ArgumentParser:
@@ -65,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     if args.out:
         check_file("--out", args.out)
     device = choose_device(args.device)
-    corpus_bleu(["a"], ["a"])  # without sacrebleu this ends here, not after the decoding
+    need_sacrebleu()
     model, tokenizer, checkpoint = load_translator(args.checkpoint, device)
     languages = checkpoint["run"]["src"], checkpoint["run"]["tgt"]
     sources, references = load_split(None if args.sample else args.data, args.split, *languages)

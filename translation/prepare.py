@@ -8,6 +8,7 @@ python -m translation.prepare --own --data DIR --src fr --tgt en
                                           your own train.fr, train.en, val.fr, ... in DIR, plain or .gz
 """
 
+import argparse
 import hashlib
 import http.client
 import sys
@@ -15,7 +16,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from train import ArgumentParser, integer, replacing, run_script, say, show_progress
+from toolbox.checkpoint import replacing
+from toolbox.command_line import ArgumentParser, integer, run_script, say, show_progress
 from translation.data import (
     MAX_LENGTH,
     MAX_TOKENS,
@@ -153,7 +155,7 @@ def write_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="prepare.py", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="translation.prepare", description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--data", type=Path, default="multi30k", help="folder of the text files; missing ones are fetched")
     add("--sample", action="store_true", help="use the 160 built-in pairs instead of --data")
@@ -167,46 +169,56 @@ def build_parser() -> ArgumentParser:
     return parser
 
 
+def check_options(args: argparse.Namespace) -> None:
+    """ValueError for what argparse cannot see."""
+    if args.sample and args.own:
+        raise ValueError("--own: cannot go with --sample, which reads no files")
+    if args.src == args.tgt:
+        raise ValueError(f"--src and --tgt are both {args.src}: must differ")
+    if not args.own and {args.src, args.tgt} != {"de", "en"}:
+        raise ValueError(f"--src {args.src} --tgt {args.tgt}: only de and en unless --own")
+    if not args.tokenizer.absolute().parent.is_dir():
+        raise ValueError(f"--tokenizer {args.tokenizer}: must be a file in a folder that exists")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Do what the options ask for, then report. ValueError, one line, where it cannot be done."""
+    data = None if args.sample else args.data
+    fetched = [] if args.sample or args.own else fetch(args.data, args.timeout)
+    src_lines, tgt_lines = load_split(data, "train", args.src, args.tgt)
+    counts = [f"train {len(src_lines):,}"]
+    for split in ("val", "test") if args.sample else SPLITS[1:]:
+        try:
+            counts.append(f"{split} {len(load_split(data, split, args.src, args.tgt)[0]):,}")
+        except ValueError as error:
+            if not args.own or "no such file" not in str(error):  # own data needs no test split here
+                raise
+    tokenizer = Tokenizer.train([*src_lines, *tgt_lines], args.vocab_size)
+    dataset = LangPairDataset(src_lines, tgt_lines, tokenizer, args.max_length)
+    if not len(dataset):
+        raise ValueError(
+            f"--max-length {args.max_length}: no training pair is left; {dataset.dropped_long:,} are "
+            f"longer and {dataset.dropped_empty:,} have an empty side"
+        )
+    write_tokenizer(tokenizer, args.tokenizer)
+    say(f"data       {'built-in sample' if args.sample else args.data}, {len(fetched)} files fetched")
+    say(f"sentences  {', '.join(counts)}; {args.src} to {args.tgt}")
+    say(f"subwords   {tokenizer.vocab_size:,} pieces, learnt on train, in {args.tokenizer}")
+    report(dataset, len(src_lines), args.max_length)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
-    data = None if args.sample else args.data
     try:
-        if args.sample and args.own:
-            raise ValueError("--own: cannot go with --sample, which reads no files")
-        if args.src == args.tgt:
-            raise ValueError(f"--src and --tgt are both {args.src}: must differ")
-        if not args.own and {args.src, args.tgt} != {"de", "en"}:
-            raise ValueError(f"--src {args.src} --tgt {args.tgt}: only de and en unless --own")
-        if not args.tokenizer.absolute().parent.is_dir():
-            raise ValueError(f"--tokenizer {args.tokenizer}: must be a file in a folder that exists")
-        fetched = [] if args.sample or args.own else fetch(args.data, args.timeout)
-        src_lines, tgt_lines = load_split(data, "train", args.src, args.tgt)
-        counts = [f"train {len(src_lines):,}"]
-        for split in ("val", "test") if args.sample else SPLITS[1:]:
-            try:
-                counts.append(f"{split} {len(load_split(data, split, args.src, args.tgt)[0]):,}")
-            except ValueError as error:
-                if not args.own or "no such file" not in str(error):  # own data needs no test split here
-                    raise
-        tokenizer = Tokenizer.train([*src_lines, *tgt_lines], args.vocab_size)
-        dataset = LangPairDataset(src_lines, tgt_lines, tokenizer, args.max_length)
-        if not len(dataset):
-            raise ValueError(
-                f"--max-length {args.max_length}: no training pair is left; {dataset.dropped_long:,} are "
-                f"longer and {dataset.dropped_empty:,} have an empty side"
-            )
-        write_tokenizer(tokenizer, args.tokenizer)
+        check_options(args)
+        prepare(args)
     except ValueError as error:
         parser.error(str(error).replace("vocab_size=", "--vocab-size "))
     except KeyboardInterrupt:
         show_progress("")
         print("interrupted; files already fetched are kept", file=sys.stderr)
         return 130
-    say(f"data       {'built-in sample' if args.sample else args.data}, {len(fetched)} files fetched")
-    say(f"sentences  {', '.join(counts)}; {args.src} to {args.tgt}")
-    say(f"subwords   {tokenizer.vocab_size:,} pieces, learnt on train, in {args.tokenizer}")
-    report(dataset, len(src_lines), args.max_length)
     return 0
 
 

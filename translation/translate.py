@@ -13,26 +13,24 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 
-from train import (
+from model import Transformer
+from toolbox.checkpoint import CheckpointError, replacing
+from toolbox.command_line import (
     ArgumentParser,
-    CheckpointError,
-    add_device_option,
     check_file,
-    choose_device,
     integer,
-    replacing,
+    number,
     run_script,
     say,
     show_progress,
 )
-from translation.data import clean, read_lines
+from toolbox.device import add_device_option, choose_device
+from translation.checkpoint import CHECKPOINT, load_translator
+from translation.data import Tokenizer, clean, read_lines
 from translation.decode import ALPHA, BATCH, BEAM, translate_lines
-from translation.train import load_translator, number
-
-CHECKPOINT = Path("runs/small")
 
 
 @functools.lru_cache(maxsize=2)
@@ -63,6 +61,11 @@ def write_lines(option: str, path: Path, lines: Sequence[str]) -> None:
             file.write("".join(line + "\n" for line in lines).encode())
     except OSError as error:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror or error})") from None
+
+
+def say_all(lines: Sequence[str]) -> None:
+    for line in lines:
+        say(line)
 
 
 def stdin_lines() -> Iterator[str]:
@@ -111,42 +114,46 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def translate_part(
+    model: Transformer, tokenizer: Tokenizer, args: argparse.Namespace, lines: list[str], name: str,
+    first: int = 1,
+) -> list[str]:  # fmt: skip
+    """`translate_lines` by the options, with its progress, and a note on stderr for every line cut short.
+
+    name: what a line is called there; first: the number of the first one.
+    """
+    longest = model.settings["max_len"] - 2  # <bos> and <eos>
+    for place, line in enumerate(lines, first):
+        if (count := len(tokenizer.encode(line))) > longest:
+            note = f"note: {name} {place} has {count} pieces; the model reads the first {longest}"
+            print(note, file=sys.stderr)
+    output = translate_lines(
+        model, tokenizer, lines, args.beam, args.alpha, args.batch_size,
+        lambda done: show_progress(f"{name}s: {done:,} of {len(lines):,} translated"),
+    )  # fmt: skip
+    show_progress("")
+    return output
+
+
 def run(args: argparse.Namespace) -> None:
     """Translate what the options ask for. ValueError, one line, where it cannot be done."""
     files = [read_lines(path) for path in args.input or []]  # all are readable, or nothing is written
     model, tokenizer, _ = load_translator(args.checkpoint, args.device)
-    longest = model.settings["max_len"] - 2
-
-    def translated(lines: list[str], name: str, first: int = 1) -> list[str]:
-        for place, line in enumerate(lines, first):
-            if (count := len(tokenizer.encode(line))) > longest:
-                print(f"note: {name} {place} has {count} pieces; the model reads the first {longest}",
-                      file=sys.stderr)  # fmt: skip
-        output = translate_lines(
-            model, tokenizer, lines, args.beam, args.alpha, args.batch_size,
-            lambda done: show_progress(f"{name}s: {done:,} of {len(lines):,} translated"),
-        )  # fmt: skip
-        show_progress("")
-        return output
-
-    for number_, lines in enumerate(files):
-        output = translated(lines, f"{args.input[number_]}: line")
-        if not args.output:
-            for line in output:
-                say(line)
-            continue
-        path = args.output[number_]
-        write_lines("--output", path, output)
-        print(f"wrote {path}", file=sys.stderr)
+    translated = functools.partial(translate_part, model, tokenizer, args)
+    for source, lines, target in zip_longest(args.input or [], files, args.output or []):
+        output = translated(lines, f"{source}: line")
+        if target is None:
+            say_all(output)
+        else:
+            write_lines("--output", target, output)
+            print(f"wrote {target}", file=sys.stderr)
     if args.sentence:
-        for line in translated([clean(text) for text in args.sentence], "sentence"):
-            say(line)
+        say_all(translated([clean(text) for text in args.sentence], "sentence"))
     elif not args.input:
-        typed = sys.stdin.isatty()
         lines, done = stdin_lines(), 0
-        while block := list(islice(lines, 1 if typed else args.batch_size)):
-            for line in translated(block, "line", done + 1):
-                say(line)
+        size = 1 if sys.stdin.isatty() else args.batch_size  # a person who types waits for each answer
+        while block := list(islice(lines, size)):
+            say_all(translated(block, "line", done + 1))
             done += len(block)
 
 

@@ -1,0 +1,62 @@
+"""What TensorBoard shows of a run: `tensorboard --logdir runs`."""
+
+import contextlib
+import time
+from pathlib import Path
+
+from torch import Tensor
+
+from translation.attention import draw_example
+
+LOG_EVERY = 20  # updates between two points
+
+
+def open_tensorboard(folder: Path, first: int):
+    """A writer of curves whose next point is update `first`; None where tensorboard is not installed.
+
+    Points from `first` on that are there already, of updates that were lost, are cut off.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(folder, purge_step=first)
+
+
+class Curves:
+    """A run's curves; without a writer, every call does nothing."""
+
+    def __init__(self, writer):
+        self.writer = writer
+
+    def begin_epoch(self) -> None:
+        self.totals, self.start = 0, time.perf_counter()
+
+    def add_update(self, update: int, counted: Tensor, lr: float, norm: Tensor) -> None:
+        """counted [2]: loss and tokens, of which the points are means; norm: of the gradient."""
+        if self.writer is None:
+            return
+        self.totals = self.totals + counted
+        if update % LOG_EVERY == 0:
+            loss, tokens = self.totals.tolist()
+            speed = tokens / (time.perf_counter() - self.start)
+            points = dict(loss=loss / tokens, lr=lr, gradient_norm=norm.item(), tokens_per_second=speed)
+            for name, value in points.items():
+                self.writer.add_scalar(f"train/{name}", value, update)
+            self.begin_epoch()
+
+    def add_epoch(self, row: dict, model, tokenizer, line: str) -> None:
+        """Validation's numbers; with BLEU also where the model looks while it translates the line."""
+        if self.writer is None:
+            return
+        self.writer.add_scalar("validation/loss", row["val_loss"], row["updates"])
+        if row["bleu"] is not None:
+            self.writer.add_scalar("validation/bleu", row["bleu"], row["updates"])
+            with contextlib.suppress(ImportError):  # no matplotlib, no picture
+                figure = draw_example(model, tokenizer, line, beam=1)
+                self.writer.add_figure("validation/attention", figure, row["updates"])
+        self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,32 @@
+"""Ctrl-C between two updates, so that what is saved is whole."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+class Interrupted(Exception):
+    """Ctrl-C was pressed, and training stands between two updates."""
+
+
+def check_stop(stop: threading.Event | None) -> None:
+    """Interrupted when `stop` is set; None: it never is."""
+    if stop is not None and stop.is_set():
+        raise Interrupted
+
+
+@contextlib.contextmanager
+def catching_interrupt(stop: threading.Event) -> Iterator[None]:
+    """Within: a first Ctrl-C only sets `stop`; a second one raises KeyboardInterrupt at once."""
+
+    def handler(*_):
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
