@@ -220,7 +220,7 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer,
         args.digits = legal_digits(args, model.settings)
         args.layer = layer_number(args, model.settings)
         if args.curve and not history:
-            raise ValueError(f"--curve: {args.checkpoint} holds no finished epoch; let train.py finish one")
+            raise ValueError(f"--curve: {args.checkpoint} holds no history; let train.py finish an epoch")
     except CheckpointError as error:
         parser.error(f"--checkpoint {error}")
     except (ValueError, ModuleNotFoundError) as error:

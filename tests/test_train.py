@@ -222,7 +222,10 @@ def test_train_step_returns_the_batch_sums_and_updates():
     mean = F.cross_entropy(logits.flatten(0, 1), tgt_out.flatten(), ignore_index=PAD_ID)
     right = (logits.argmax(-1) == tgt_out)[real].sum()
     before = [p.clone() for p in model.parameters()]
+    gradients = torch.autograd.grad(mean, list(model.parameters()))
     totals = train_step(model, *optimizer_for(model), src, tgt)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):  # of the mean, not of the sum
+        torch.testing.assert_close(parameter.grad, gradient)
     assert totals[0].item() == pytest.approx(mean.item() * real.sum().item(), rel=1e-5)
     assert totals[1:].tolist() == [right.item(), real.sum().item()]
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
@@ -232,6 +235,7 @@ def test_epoch_numbers_are_means_over_tokens_and_the_last_batch_is_dropped(monke
     batches = []
 
     def step(model, optimizer, scheduler, src, tgt, precision, smoothing):
+        assert model.training  # though it came in eval mode
         batches.append(src)
         return torch.tensor([[30.0, 2.0, 10.0], [1.0, 4.0, 90.0]][len(batches) - 1])
 
@@ -542,6 +546,21 @@ def test_training_mode_in_every_step_eval_mode_in_every_validation(quick, tmp_pa
     run(tmp_path / "a.pt", "--epochs", "2")
     step, validation = (True, True, True), (False, False, False)
     assert log[:14] == ([step] * 6 + [validation]) * 2 and set(log[14:]) == {validation}
+
+
+def test_validation_strings_that_training_has_seen_are_not_scored(tmp_path, monkeypatch, capsys):
+    scored = []
+    monkeypatch.setattr(train, "train_step", lambda *args: torch.ones(3))
+    monkeypatch.setattr(train, "exact_match", lambda model, src, tgt: scored.append(src) or 0.5)
+    monkeypatch.setattr(train, "report", lambda *args: None)
+    assert train.main(["--epochs", "1", "--device", "cpu", "--out", str(tmp_path / "a.pt")]) == 0
+    seen = {tuple(row) for row in make_dataset(20_000, 0)[0].tolist()}
+    rows = [tuple(row) for row in scored[0].tolist()]
+    assert len(rows) == 500 and not seen & set(rows)
+    drawn = [tuple(row) for row in make_dataset(1000, 1)[0].tolist()]
+    removed = sum(row in seen for row in drawn)
+    assert removed > 0 and rows == [row for row in drawn if row not in seen][:500]
+    assert f"1,000 drawn, {removed} of them also in training: removed; 500 scored" in capsys.readouterr().out
 
 
 def test_validation_twice_gives_the_same(quick, tmp_path):
