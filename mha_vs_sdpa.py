@@ -324,7 +324,7 @@ def increasing_lengths(text: str) -> list[int]:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(prog="mha_vs_sdpa.py", description=(__doc__ or "").partition("\n")[0])
+    parser = ArgumentParser(prog="mha_vs_sdpa.py", description=__doc__)
     add = parser.add_argument
     add("--batch", type=integer(1, 2**16), default=8, help="sequences at once, B")
     which = parser.add_mutually_exclusive_group()

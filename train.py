@@ -392,7 +392,7 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Tr
 
 
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="train.py", description=(__doc__ or "").partition("\n")[0])
+    parser = ArgumentParser(prog="train.py", description=__doc__)
     add = parser.add_argument
     add("--recipe", choices=RECIPES, default="chapter", help="sets what the next four default to")
     add("--epochs", type=integer(1), help="passes over the training strings, in all")

@@ -185,7 +185,7 @@ def draw_curve(history: list[dict], path: Path) -> "Figure":
 
 
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="viz.py", description=(__doc__ or "").partition("\n")[0])
+    parser = ArgumentParser(prog="viz.py", description=__doc__)
     add, unset = parser.add_argument, argparse.SUPPRESS
     add("--digits", default=DEMO, help="the string to reverse; spaces and commas do not count")
     add_map_options(parser)

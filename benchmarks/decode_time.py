@@ -65,7 +65,7 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(prog="benchmarks.decode_time", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="benchmarks.decode_time", description=__doc__)
     parser.add_argument("--rounds", type=integer(2), default=3, help="timed calls of each contender")
     args, device, _ = start_benchmark(parser, argv)
     measure(device, rounds=args.rounds)

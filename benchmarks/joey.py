@@ -440,7 +440,7 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(prog="benchmarks.joey", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="benchmarks.joey", description=__doc__)
     try:
         args = parse_args(parser, argv)
         results = measure(args)

@@ -52,7 +52,7 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(prog="benchmarks.memory", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="benchmarks.memory", description=__doc__)
     _, device, precision = start_benchmark(parser, argv)
     measure(device, precision)
     return 0

@@ -109,7 +109,7 @@ def ablation(
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(prog="benchmarks.recipes", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="benchmarks.recipes", description=__doc__)
     parser.add_argument(
         "--ablation", action="store_true", help="put the fast recipe's parts back, one at a time"
     )

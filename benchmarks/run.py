@@ -97,7 +97,7 @@ def check_files(args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(prog="benchmarks.run", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="benchmarks.run", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=MEASURE, default=[*MEASURE], help="the parts to run")
     parser.add_argument("--json", type=Path, default="benchmarks.json", help="all numbers")
     parser.add_argument("--out", type=Path, default="benchmarks.png", help="picture")

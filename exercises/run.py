@@ -292,7 +292,7 @@ def seed_list(text: str) -> list[int]:
 
 
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="exercises.run", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="exercises.run", description=__doc__)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"one or more of {', '.join(EXERCISES)}")
     add("--all", action="store_true", help="every exercise and question")

@@ -39,6 +39,13 @@ def test_help_shows_every_default(script, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_without_docstrings(script, tmp_path):
+    """`python -OO` drops them, and the first paragraph of one is what --help describes the script with."""
+    process = run_python("-OO", ROOT / script, "--help", folder=tmp_path)
+    assert process.returncode == 0 and process.stderr == "" and "--device" in process.stdout
+
+
 def test_importing_does_nothing(tmp_path):
     modules = "model, train, viz, mha_vs_sdpa, benchmarks.run, benchmarks.peers, translation.decode"
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import toolbox.measure, {modules}"

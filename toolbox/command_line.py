@@ -11,10 +11,14 @@ import torch
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse whose errors are one line and whose --help shows every default."""
+    """argparse whose errors are one line and whose --help shows every default.
 
-    def __init__(self, **kwargs):
-        super().__init__(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **kwargs)
+    description: a script's docstring, of which --help shows the first paragraph; None under `python -OO`.
+    """
+
+    def __init__(self, prog: str, description: str | None):
+        look = dict(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
+        super().__init__(prog=prog, description=(description or "").partition("\n\n")[0], **look)
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: error: {message}\n")

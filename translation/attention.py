@@ -131,7 +131,7 @@ def draw_example(
 
 
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="translation.attention", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="translation.attention", description=__doc__)
     add = parser.add_argument
     add("sentence", help="what to translate, in quotes")
     add("--checkpoint", type=Path, default=CHECKPOINT, help="a run's folder, or one of its .pt files")

@@ -24,7 +24,7 @@ from translation.translate import add_decoding_options, run_main, write_lines
 
 
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="translation.evaluate", description=__doc__.partition("\n\n")[0])
+    parser = ArgumentParser(prog="translation.evaluate", description=__doc__)
     add, text = parser.add_argument, parser.add_mutually_exclusive_group()
     text.add_argument("--data", type=Path, default="multi30k", help="folder with SPLIT.de and SPLIT.en, plain"
                       " or .gz")  # fmt: skip

@@ -155,7 +155,7 @@ def write_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="translation.prepare", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="translation.prepare", description=__doc__)
     add = parser.add_argument
     add("--data", type=Path, default="multi30k", help="folder of the text files; missing ones are fetched")
     add("--sample", action="store_true", help="use the 160 built-in pairs instead of --data")

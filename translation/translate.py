@@ -88,7 +88,7 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
 
 
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="translation.translate", description=__doc__.partition("\n\n")[0])
+    parser = ArgumentParser(prog="translation.translate", description=__doc__)
     add = parser.add_argument
     add("sentence", nargs="*", default=argparse.SUPPRESS, help="what to translate; none: standard input")
     add("--input", type=Path, nargs="+", help="files to translate, UTF-8, plain or gzip")
