@@ -11,8 +11,9 @@ Shape letters, used everywhere below:
 Masks are bool and True means MASKED: that key may not be seen. Nothing in this file uses `nn.Transformer` or
 `nn.MultiheadAttention`; the tests compare against both.
 
-Read down to the double ruler: that is the chapter. What stands below it makes the model faster or lets it be
-varied. Only one thing from there reaches up: `cache`, None in training, see `KVCache`.
+Read down to the double line of `=`: that is the chapter. What stands below it makes the model faster or lets
+it be varied. Four names from there are used above: `Dropout` (nn.Dropout, faster on the CPU), `KVCache` (None
+in training), and `check_settings` and `apply_options` (variants of the model).
 """
 
 import math
@@ -53,11 +54,11 @@ class TokenAndPosition(nn.Module):
     def __init__(self, vocab_size: int, d_model: int, max_len: int, dropout: float = 0.1):
         super().__init__()
         self.emb = nn.Embedding(vocab_size, d_model, padding_idx=PAD_ID)
-        # PyTorch's own start, N(0, 1), times sqrt(128) = 11.3 would drown positions, which lie in [-1, 1].
-        # From this start the product has standard deviation 1: token and position are about equally strong.
+        # PyTorch's default initialisation, N(0, 1), times sqrt(128) = 11.3 would drown positions, which lie
+        # in [-1, 1]. With this one the product has standard deviation 1: about as strong as a position.
         nn.init.normal_(self.emb.weight, std=d_model**-0.5)
         nn.init.zeros_(self.emb.weight[PAD_ID])
-        # A buffer moves with .to(device) but is not trained. Anyone can compute it again: not saved.
+        # A buffer moves with .to(device) but is not trained. It can be recomputed, so it is not saved.
         self.register_buffer("pe", sinusoidal_position_encoding(max_len, d_model), persistent=False)
         self.scale = math.sqrt(d_model)
         self.drop = Dropout(dropout)
@@ -84,8 +85,9 @@ def scaled_dot_product_attention(
     A row with all keys masked gets uniform weights: finite, and meaningless.
     Source: Vaswani et al. 2017, equation 1.
     """
-    # A sum of d_k products of numbers of variance 1 has variance d_k. Divided by sqrt(d_k) it is 1 again:
-    # with larger scores the softmax would pick one key and pass almost no gradient to the others.
+    # A sum of d_k products of independent numbers of mean 0 and variance 1 has variance d_k. Divided by
+    # sqrt(d_k) it is 1 again: with larger scores the softmax would pick one key and pass almost no gradient
+    # to the others.
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, h, Lq, Lk)
     if mask is not None:
         # The most negative number of this dtype: its weight is exactly 0. -1e9 does not fit fp16, and -inf
@@ -100,6 +102,7 @@ class MultiHeadAttention(nn.Module):
 
     q [B, Lq, d_model], k and v [B, Lk, d_model], attn_mask bool, broadcastable to [B, h, Lq, Lk],
     True = masked -> output [B, Lq, d_model], weights [B, h, Lq, Lk] as they are before dropout.
+    `cache`: a `SelfAttentionCache` or a `CrossAttentionCache`; Lk then counts the keys it holds as well.
     Raises ValueError when num_heads does not divide d_model. Source: Vaswani et al. 2017, section 3.2.2.
     """
 
@@ -113,7 +116,7 @@ class MultiHeadAttention(nn.Module):
         self.W_v = nn.Linear(d_model, d_model)
         self.W_o = nn.Linear(d_model, d_model)
         self.drop = Dropout(dropout)
-        self.attend = scaled_dot_product_attention
+        self.attend = scaled_dot_product_attention  # an attribute, so that `apply_options` can replace it
 
     def _split(self, x: Tensor) -> Tensor:
         B, L, _ = x.shape
@@ -125,7 +128,10 @@ class MultiHeadAttention(nn.Module):
         return x.transpose(1, 2).reshape(B, L, self.num_heads * self.d_k)  # (B, L, d_model)
 
     def keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v [B, Lk, d_model] -> projected and split into heads, [B, h, Lk, d_k] each."""
+        """k and v [B, Lk, d_model] -> projected and split into heads, [B, h, Lk, d_k] each.
+
+        Apart from `forward`, so that a cache can keep the result.
+        """
         return self._split(self.W_k(k)), self._split(self.W_v(v))
 
     def forward(
@@ -213,7 +219,8 @@ class DecoderLayer(nn.Module):
 
     x [B, Lt, d_model], memory [B, Ls, d_model], self_mask [B, 1, Lt, Lt], cross_mask [B, 1, 1, Ls]
     -> x [B, Lt, d_model], self weights [B, h, Lt, Lt], cross weights [B, h, Lt, Ls].
-    `cache`: this layer's two of a `KVCache`, for self-attention and for cross-attention.
+    `cache`: this layer's pair in `KVCache.layers`. Lt then counts the new tokens only, and self-attention
+    looks at all Lk so far: self_mask [B, 1, Lt or 1, Lk], self weights [B, h, Lt, Lk].
     """
 
     def __init__(self, d_model: int, num_heads: int, dff: int, dropout: float = 0.1):
@@ -243,6 +250,7 @@ class Decoder(nn.Module):
 
     tgt_in [B, Lt], memory [B, Ls, d_model], self_mask [B, 1, Lt, Lt], cross_mask [B, 1, 1, Ls]
     -> x [B, Lt, d_model], self weights and cross weights: a [B, h, Lt, Lt] and a [B, h, Lt, Ls] per layer.
+    With a `cache`, a `KVCache`: the shapes are those of `DecoderLayer` with one.
     """
 
     def __init__(
@@ -272,7 +280,7 @@ class Decoder(nn.Module):
 
 
 def make_padding_mask(ids: Tensor) -> Tensor:
-    """ids [B, L] -> bool [B, 1, 1, L], True at PAD: a column of keys that no query may look at."""
+    """ids [B, L] -> bool [B, 1, 1, L], True at PAD: no query may look at that key."""
     return (ids == PAD_ID)[:, None, None, :]
 
 
@@ -299,8 +307,8 @@ class Transformer(nn.Module):
         self.encoder = Encoder(src_vocab, d_model, num_heads, dff, num_layers, max_len, dropout)
         self.decoder = Decoder(tgt_vocab, d_model, num_heads, dff, num_layers, max_len, dropout)
         self.out_proj = nn.Linear(d_model, tgt_vocab)
-        # Xavier keeps the variance about the same from layer to layer, forwards and backwards. PyTorch's own
-        # start has a third of it (for equally many inputs and outputs).
+        # Xavier keeps the variance about the same from layer to layer, forwards and backwards. PyTorch's
+        # default gives weights a third of that variance (where inputs and outputs are equally many).
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -385,7 +393,7 @@ class KVCache:
     """What decoding keeps from step to step, so that each step computes the newest tokens only.
 
         cache = KVCache(num_layers)
-        logits, _ = model.decode(newest_ids, memory, src_mask, cache)      as often as needed
+        logits, _ = model.decode(newest_ids, memory, src_mask, cache)  # as often as needed
 
     ids: all tokens so far, [B, L]; start: how many of them came before the latest call.
     """
@@ -536,15 +544,15 @@ def attention_weights(model: Transformer, src: Tensor, tgt_in: Tensor) -> dict[s
     Each is a list over the layers: "encoder" [B, h, Ls, Ls], "decoder" [B, h, Lt, Lt], "cross"
     [B, h, Lt, Ls]. Call it in eval() mode.
     """
-    fused = [module for module in model.modules() if getattr(module, "attend", None) is fused_attention]
+    before = {m: m.attend for m in model.modules() if getattr(m, "attend", None) in ATTENTION.values()}
     src_mask = make_padding_mask(src)
     self_mask = make_padding_mask(tgt_in) | make_causal_mask(tgt_in.size(1), tgt_in.device)
     try:
-        for module in fused:  # the fused kernel has no weights to show
+        for module in before:  # a fused kernel has no weights to show
             module.attend = scaled_dot_product_attention
         memory, encoder_weights = model.encoder(src, src_mask)
         _, self_weights, cross_weights = model.decoder(tgt_in, memory, self_mask, src_mask)
     finally:
-        for module in fused:
-            module.attend = fused_attention
+        for module, attend in before.items():
+            module.attend = attend
     return {"encoder": encoder_weights, "decoder": self_weights, "cross": cross_weights}

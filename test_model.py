@@ -17,13 +17,13 @@ from torch import Tensor
 import model as model_module
 from model import PAD_ID, Transformer, attention_weights
 
-VOCAB, MAX_LEN = 13, 14
+VOCAB, SEQ_LEN = 13, 14
 
 
 def small_model(**changes) -> Transformer:
     """A quick model with random weights, no dropout, in eval mode."""
     torch.manual_seed(0)
-    settings = dict(d_model=32, num_heads=4, dff=64, num_layers=2, max_len=MAX_LEN, dropout=0.0) | changes
+    settings = dict(d_model=32, num_heads=4, dff=64, num_layers=2, max_len=SEQ_LEN, dropout=0.0) | changes
     return Transformer(VOCAB, VOCAB, **settings).eval()
 
 

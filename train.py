@@ -63,15 +63,15 @@ TEST_SIZE = 10_000  # unseen strings for the report at the end
 ADAM = dict(lr=1.0, betas=(0.9, 0.98), eps=1e-9)  # lr 1.0 because the schedule gives the whole rate
 DEMO = "73095"
 
-# epochs, batch_size, samples and warmup can be set on the command line. peak: the highest learning rate,
-# from where it falls in a straight line to 0 at the last update; None: Noam's schedule, which never ends.
+# epochs, batch_size, samples and warmup can be set on the command line. peak: the highest learning rate, from
+# where it falls in a straight line to 0 just after the last update; None: Noam's schedule, which never ends.
 # fmt: off
 RECIPES = {
     "chapter": dict(
         epochs=10, batch_size=64, samples=20_000, warmup=1000,
         dropout=0.1, peak=None, smoothing=0.0, extra_long=0,
     ),
-    "fast": dict(  # 200 updates; every string is seen once, so nothing can be memorised
+    "fast": dict(  # 200 updates; one pass, so little can be memorised
         epochs=1, batch_size=64, samples=12_800, warmup=40,
         dropout=0.0, peak=3e-3, smoothing=0.1, extra_long=2,
     ),
@@ -176,14 +176,14 @@ def loss_sum(logits: Tensor, tgt_out: Tensor, smoothing: float = 0.0) -> Tensor:
     With label smoothing the right token should get 1 - smoothing and the V - 2 others share the rest; PAD,
     never right, gets none of it. Source: Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4.
     """
-    logits, gold = logits.flatten(0, -2).float(), tgt_out.flatten()
+    logits, tgt_out = logits.flatten(0, -2).float(), tgt_out.flatten()
     if not smoothing:
-        return F.cross_entropy(logits, gold, ignore_index=PAD_ID, reduction="sum")
+        return F.cross_entropy(logits, tgt_out, ignore_index=PAD_ID, reduction="sum")
     # F.cross_entropy has label_smoothing, but would give PAD a share of it.
     log_p, vocab = F.log_softmax(logits, dim=-1), logits.size(-1)
-    right = F.nll_loss(log_p, gold, ignore_index=PAD_ID, reduction="sum")
-    every_token = -((log_p.sum(1) - log_p[:, PAD_ID]) * (gold != PAD_ID)).sum()
-    return (1 - smoothing) * right + smoothing * (every_token - right) / (vocab - 2)
+    nll = F.nll_loss(log_p, tgt_out, ignore_index=PAD_ID, reduction="sum")
+    every_token = -((log_p.sum(1) - log_p[:, PAD_ID]) * (tgt_out != PAD_ID)).sum()
+    return (1 - smoothing) * nll + smoothing * (every_token - nll) / (vocab - 2)
 
 
 def train_step(
@@ -191,7 +191,7 @@ def train_step(
 ) -> Tensor:
     """One update on src and tgt [B, L] -> [3]: loss sum, right tokens, tokens; no sync with the host."""
     tgt_in, tgt_out = teacher_forcing(tgt)
-    # bf16 has the exponent range of fp32, so that no GradScaler is needed. Weights stay fp32.
+    # bf16 has the exponent range of fp32, so no GradScaler is needed. Weights stay fp32.
     with torch.autocast(src.device.type, torch.bfloat16, enabled=precision == "bf16"):
         logits = model(src, tgt_in)
     real = tgt_out != PAD_ID
@@ -229,7 +229,7 @@ def train(args: argparse.Namespace, checkpoint: dict | None, history: list[dict]
 
     CheckpointError when the checkpoint does not fit or cannot be written.
     """
-    device, run = args.device, vars(args)
+    device, run, done = args.device, vars(args), len(history)
     train_set = make_dataset(args.samples, TRAIN_SEED, args.extra_long)
     val_set = drop_seen(*make_dataset(VAL_DRAWN, VAL_SEED), train_set[0])
     src, tgt = (ids.to(device) for ids in train_set)
@@ -238,11 +238,11 @@ def train(args: argparse.Namespace, checkpoint: dict | None, history: list[dict]
     optimizer, scheduler = make_optimizer(model, run)
     if checkpoint:
         restore(checkpoint, args.out, model, optimizer, scheduler)
-    describe(args, model, len(val_set[0]), len(history))
+    describe(args, model, len(val_set[0]), done)
     if not args.out.exists():  # a folder that cannot be written to shows now, not after the first epoch
         save_checkpoint(args.out, model, optimizer, scheduler, history, kept_options(run))
 
-    for epoch in range(len(history) + 1, args.epochs + 1):
+    for epoch in range(done + 1, args.epochs + 1):
         start, label = time.perf_counter(), f"epoch {epoch}/{args.epochs}, "
         loss, token_acc = train_epoch(
             model, optimizer, scheduler, src, tgt, args.batch_size, args.precision, args.smoothing, label
@@ -259,7 +259,8 @@ def train(args: argparse.Namespace, checkpoint: dict | None, history: list[dict]
         )
     say(f"trained in {sum(row['seconds'] for row in history):.1f} s, validation included")
     report(model, train_set[0], device)
-    say(f"wrote {args.out}")
+    if len(history) > done:
+        say(f"wrote {args.out}")
 
 
 # ------------------------------------------------------------------------------------------ 20.11 inference
@@ -306,7 +307,7 @@ def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN, use_c
 
 
 def exact_rows(model: Transformer, src: Tensor, tgt: Tensor, batch_size: int = 500) -> Tensor:
-    """src and tgt [n, L] -> bool [n]: does the greedy output equal the target, up to and with <eos>?"""
+    """src and tgt [n, L] -> bool [n]: does the greedy output equal the target, up to and including <eos>?"""
     parts = []
     for src_part, tgt_part in zip(src.split(batch_size), tgt.split(batch_size), strict=True):
         pred = greedy_decode(model, src_part, max_len=tgt_part.size(1))
@@ -394,7 +395,12 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Tr
 def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="train.py", description=__doc__)
     add = parser.add_argument
-    add("--recipe", choices=RECIPES, default="chapter", help="sets what the next four default to")
+    add(
+        "--recipe",
+        choices=RECIPES,
+        default="chapter",
+        help="defaults of the next four; also dropout, schedule, smoothing, long strings",
+    )
     add("--epochs", type=integer(1), help="passes over the training strings, in all")
     add("--batch-size", type=integer(1), help="strings per update")
     add("--samples", type=integer(1, 10_000_000), help="training strings")
@@ -444,8 +450,11 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         show_progress("")
-        if existed and not history:
-            say(f"interrupted before the first epoch ended: {args.out} is still what it was")
+        if not args.out.exists():
+            say("interrupted before anything was saved")
+        elif not history:
+            state = "is still what it was" if existed else "holds the untrained model"
+            say(f"interrupted before the first epoch ended: {args.out} {state}")
         else:
             say(f"interrupted: {args.out} holds the run up to its last whole epoch; --resume goes on")
         return 130

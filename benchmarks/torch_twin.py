@@ -31,9 +31,8 @@ class TorchTransformer(nn.Module):
         self.src_embed = TokenAndPosition(settings["src_vocab"], d_model, max_len, dropout)
         self.tgt_embed = TokenAndPosition(settings["tgt_vocab"], d_model, max_len, dropout)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # it says that nested tensors are not used: no matter
+            # It says that nested tensors are not used: no matter.
+            warnings.simplefilter("ignore", UserWarning)
             self.core = nn.Transformer(
                 d_model, settings["num_heads"], layers, layers, settings["dff"], dropout,
                 settings["activation"], batch_first=True, norm_first=norm_first,

@@ -255,7 +255,7 @@ def longer(result: dict) -> float:
 
 
 def say_tables(args: argparse.Namespace) -> None:
-    """Print every figure of the results as Markdown, for the README."""
+    """Print the tables of the README as Markdown; all other figures are in the result files."""
     seconds = read_seconds(args.results)
     for name in args.names:
         exercise, results = EXERCISES[name], results_of(args.results, name)
@@ -346,7 +346,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"exercises.run: error: {error}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
-            say("\ninterrupted: what is finished is kept, and the same command goes on")
+            say("\ninterrupted: what is finished is kept; the same command, without --again, goes on")
             return 130
     return 0
 

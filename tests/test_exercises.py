@@ -390,7 +390,9 @@ def test_an_interrupted_run_goes_on_to_the_same_result(empty, monkeypatch, capsy
         return honest(*args)
 
     monkeypatch.setattr(common, "train_epoch", interrupted)
-    assert run.main(command) == 130 and "the same command goes on" in capsys.readouterr().out
+    assert (
+        run.main(command) == 130 and "the same command, without --again, goes on" in capsys.readouterr().out
+    )
     assert not result(empty, "swiglu", "chapter").exists()
     assert run.main(command) == 0 and count == 5  # only what was missing
     assert result(empty, "swiglu", "chapter").read_bytes() == expected

@@ -15,7 +15,7 @@ from model import (
     make_causal_mask,
     make_padding_mask,
 )
-from test_model import MAX_LEN, random_ids, same, small_model, with_padding
+from test_model import random_ids, same, small_model, with_padding
 from train import EOS_ID, SEQ_LEN, greedy_decode, loss_sum, make_dataset
 
 
@@ -155,7 +155,7 @@ def test_a_cached_decoder_refuses_positions_beyond_its_table():
     model = small_model()
     memory, src_mask = model.encode(random_ids(1, 5))
     cache = KVCache(2)
-    model.decode(random_ids(1, MAX_LEN), memory, src_mask, cache)
+    model.decode(random_ids(1, SEQ_LEN), memory, src_mask, cache)
     with pytest.raises(ValueError, match="length 15 .*max_len=14"):
         model.decode(random_ids(1, 1), memory, src_mask, cache)
 

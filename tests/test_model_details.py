@@ -22,7 +22,7 @@ from model import (
     scaled_dot_product_attention,
     sinusoidal_position_encoding,
 )
-from test_model import MAX_LEN, VOCAB, no_causal_mask, random_ids, same, small_model, with_padding
+from test_model import SEQ_LEN, VOCAB, no_causal_mask, random_ids, same, small_model, with_padding
 from train import loss_sum, teacher_forcing
 
 # ------------------------------------------------------------------ initial weights, sizes, devices, shapes
@@ -49,7 +49,7 @@ def check_parameter_count(model: Transformer) -> None:
 
 def chapter_model() -> Transformer:
     torch.manual_seed(0)
-    return Transformer(VOCAB, VOCAB, max_len=MAX_LEN)
+    return Transformer(VOCAB, VOCAB, max_len=SEQ_LEN)
 
 
 def test_chapter_sizes_and_start_values():
@@ -58,9 +58,9 @@ def test_chapter_sizes_and_start_values():
 
 
 def test_embedding_is_token_times_root_d_plus_position():
-    embed = TokenAndPosition(VOCAB, 128, MAX_LEN, dropout=0.0)
+    embed = TokenAndPosition(VOCAB, 128, SEQ_LEN, dropout=0.0)
     ids = random_ids(2, 6)
-    expected = embed.emb.weight[ids] * math.sqrt(128) + sinusoidal_position_encoding(MAX_LEN, 128)[:6]
+    expected = embed.emb.weight[ids] * math.sqrt(128) + sinusoidal_position_encoding(SEQ_LEN, 128)[:6]
     assert same(embed(ids), expected)
     token, position = embed.emb.weight[1:] * math.sqrt(128), embed.pe
     assert 0.5 < (token.std() / position.std()).item() < 2  # neither drowns the other
@@ -152,7 +152,7 @@ def test_vocabulary_sizes_are_checked_too():
 
 
 def test_odd_d_model_works():
-    model = Transformer(VOCAB, VOCAB, d_model=7, num_heads=1, dff=9, max_len=MAX_LEN).eval()
+    model = Transformer(VOCAB, VOCAB, d_model=7, num_heads=1, dff=9, max_len=SEQ_LEN).eval()
     assert model(random_ids(2, 5), random_ids(2, 6)).isfinite().all()
 
 
@@ -160,10 +160,10 @@ def test_odd_d_model_works():
 def test_longer_than_max_len_is_refused_with_both_lengths(device):
     model, fits, too_long = (
         small_model().to(device),
-        random_ids(1, MAX_LEN).to(device),
+        random_ids(1, SEQ_LEN).to(device),
         random_ids(1, 15).to(device),
     )
-    assert model(fits, fits).shape == (1, MAX_LEN, VOCAB)
+    assert model(fits, fits).shape == (1, SEQ_LEN, VOCAB)
     for src, tgt in [(too_long, fits), (fits, too_long)]:
         with pytest.raises(ValueError, match="length 15 .*max_len=14"):
             model(src, tgt)

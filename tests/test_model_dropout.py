@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from model import Dropout, MultiHeadAttention, TokenAndPosition, scaled_dot_product_attention
-from test_model import MAX_LEN, VOCAB, random_ids, same, small_model
+from test_model import SEQ_LEN, VOCAB, random_ids, same, small_model
 
 # ----------------------------------------------------------------------------------------------- the module
 
@@ -38,7 +38,7 @@ def test_dropout_follows_the_seed_and_is_off_when_it_should_be():
 
 
 def test_token_and_position_drops_out_in_training_only():
-    embed = TokenAndPosition(VOCAB, 32, MAX_LEN, dropout=0.5)
+    embed = TokenAndPosition(VOCAB, 32, SEQ_LEN, dropout=0.5)
     assert (embed(random_ids(2, 6)) == 0).float().mean() > 0.3
     assert (embed.eval()(random_ids(2, 6)) == 0).float().mean() < 0.1
 

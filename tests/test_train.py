@@ -484,9 +484,17 @@ def test_ctrl_c_leaves_the_last_whole_epoch_and_resume_is_exact(quick, tmp_path,
     assert [p.name for p in tmp_path.iterdir() if "tmp" in p.name] == []
 
 
-def test_ctrl_c_in_the_first_epoch_leaves_a_usable_file(quick, tmp_path, monkeypatch):
+def test_ctrl_c_before_anything_was_saved_promises_no_file(quick, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "make_dataset", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert run(tmp_path / "a.pt", "--epochs", "3") == 130
+    assert capsys.readouterr().out == "interrupted before anything was saved\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_in_the_first_epoch_leaves_a_usable_file(quick, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "train_step", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     assert run(tmp_path / "a.pt", "--epochs", "3") == 130
+    assert "a.pt holds the untrained model" in capsys.readouterr().out
     model, history = load_model(tmp_path / "a.pt")
     assert load_checkpoint(tmp_path / "a.pt")["epoch"] == 0 and history == []
     assert greedy_decode(model, encode_digits("123")).shape[0] == 1

@@ -241,6 +241,13 @@ def test_errors_are_one_line(tmp_path, capsys, options, named):
     assert named in one_line_error(capsys, *TINY, "--out", tmp_path / "r", *options)
 
 
+def test_without_tqdm_it_says_what_to_install_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # importing it now fails
+    error = one_line_error(capsys, *TINY, "--out", tmp_path / "r")
+    assert "tqdm is not installed: pip install -r translation/requirements.txt" in error
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_weights_that_became_infinite_are_never_written(tmp_path, capsys):
     assert "--lr-factor" in one_line_error(capsys, *TINY, "--out", tmp_path, "--lr-factor", "1e30")
     assert [path.name for path in tmp_path.glob("*.pt")] == ["last.pt"]

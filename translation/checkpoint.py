@@ -10,13 +10,12 @@ from model import Transformer
 from toolbox.checkpoint import read_checkpoint, rebuild
 from translation.data import Tokenizer
 
-CHECKPOINT = Path(
-    "runs/small"
-)  # what is used unless --checkpoint says otherwise: the run of the default preset
+# What is used unless --checkpoint says otherwise: the run of the default preset.
+CHECKPOINT = Path("runs/small")
 
 
 def read_run(path: Path | str, more: Sequence[str] = ()) -> dict:
-    """A .pt file, in CPU memory. CheckpointError for none, or one that lacks a key, those of `more` too."""
+    """A .pt file, in CPU memory. CheckpointError for none, or a missing key (`more`: further keys)."""
     return read_checkpoint(path, ("settings", "model", "tokenizer", *more), "translation.train")
 
 
@@ -47,7 +46,7 @@ def load_translator(
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """State dict of the mean weights of checkpoints, summed in float64. CheckpointError where one is none."""
+    """State dict of the mean weights of checkpoints, in float64. CheckpointError for a file that is none."""
     total = {}
     for path in paths:
         weights = read_run(path)["model"]

@@ -28,8 +28,10 @@ class Curves:
 
     def __init__(self, writer):
         self.writer = writer
+        self.restart()
 
-    def begin_epoch(self) -> None:
+    def restart(self) -> None:
+        """Forget the updates since the last point: validation lies between, or the point is drawn."""
         self.totals, self.start = 0, time.perf_counter()
 
     def add_update(self, update: int, counted: Tensor, lr: float, norm: Tensor) -> None:
@@ -43,7 +45,7 @@ class Curves:
             points = dict(loss=loss / tokens, lr=lr, gradient_norm=norm.item(), tokens_per_second=speed)
             for name, value in points.items():
                 self.writer.add_scalar(f"train/{name}", value, update)
-            self.begin_epoch()
+            self.restart()
 
     def add_epoch(self, row: dict, model, tokenizer, line: str) -> None:
         """Validation's numbers; with BLEU also where the model looks while it translates the line."""

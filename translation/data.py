@@ -2,8 +2,8 @@
 
 One pair, "ein Hund" - "a dog", with made-up ids (PAD=0, BOS=1, EOS=2, UNK=3), in a batch with a longer one:
 
-    src      1  41  97   2   0      [BOS] src [EOS] [PAD] ...    what the encoder reads
-    tgt_in   1  38 112   0          [BOS] tgt [PAD] ...          what the decoder reads
+    src      1  41  97   2   0      <bos> src <eos> <pad> ...    what the encoder reads
+    tgt_in   1  38 112   0          <bos> tgt <pad> ...          what the decoder reads
     labels  38 112   2   0          tgt [EOS] [PAD] ...          what it must predict at each position
 
 `collate` builds these rows. Shape letters as in model.py: B pairs in a batch, Ls and Lt their longest rows.

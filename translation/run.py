@@ -1,6 +1,7 @@
 """A training run: its text, its model, how far it has come, and the files of its folder."""
 
 import argparse
+import importlib
 import threading
 import time
 from pathlib import Path
@@ -96,6 +97,7 @@ class Run:
         self.args, self.device, self.stop = args, args.device, threading.Event()
         if args.bleu_every:
             need_sacrebleu()
+        importlib.import_module("tqdm")  # what is missing shows now, with nothing written
         data = None if args.sample else args.data
         self.lines = {split: load_split(data, split, args.src, args.tgt) for split in ("train", "val")}
         self.text = fingerprint(self.lines)
@@ -132,7 +134,8 @@ class Run:
             src_lines, tgt_lines = self.lines["train"]
             return Tokenizer.train([*src_lines, *tgt_lines], self.args.vocab_size)
         if checkpoint["text"] != self.text:
-            raise ValueError(f"--data {self.args.data}: not the text that {self.args.out} was trained on")
+            text = "--sample" if self.args.sample else f"--data {self.args.data}"
+            raise ValueError(f"{text}: not the text that {self.args.out} was trained on")
         return unpack_tokenizer(checkpoint, self.args.out / "last.pt")
 
     def dataset(self, split: str) -> LangPairDataset:

@@ -65,7 +65,7 @@ def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
 
 
 def load_batch(dataset: LangPairDataset, rows: list[int], device: torch.device) -> dict[str, Tensor]:
-    """Rows of the dataset, of `collate`. A GPU still at work on the batch before is not waited for."""
+    """These rows of the dataset as a batch of `collate` on `device`; does not wait for a GPU still busy."""
     batch, gpu = collate([dataset[i] for i in rows]), device.type == "cuda"
     return {n: (ids.pin_memory() if gpu else ids).to(device, non_blocking=gpu) for n, ids in batch.items()}
 
@@ -143,9 +143,10 @@ def train_epoch(run: Run, curves: Curves) -> None:
     run.model.train()
     run.sampler.set_epoch(run.epoch)
     batches = list(run.sampler)
-    curves.begin_epoch()
+    curves.restart()
     label, hidden = f"epoch {run.epoch + 1}/{args.epochs}", rank() > 0 or not sys.stderr.isatty()
-    todo = tqdm(batches[run.position :], label, len(batches), False, initial=run.position, disable=hidden)
+    place = dict(total=len(batches), initial=run.position)
+    todo = tqdm(batches[run.position :], desc=label, leave=False, disable=hidden, **place)
     mark = time.perf_counter()
     with contextlib.closing(todo):
         for rows in todo:
