@@ -6,6 +6,7 @@ Run from the project's folder: `python -m benchmarks.run`. Writes the numbers as
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -107,8 +108,12 @@ def main(argv: list[str] | None = None) -> int:
         results[section] = MEASURE[section](device, precision)
     seconds = time.perf_counter() - began
     settings = dict(device=device_name(device), precision=precision, torch=torch.__version__, seconds=seconds)
-    args.json.write_text(json.dumps(settings | results, indent=1), encoding="utf-8")
-    draw(results, args.out)
+    try:
+        args.json.write_text(json.dumps(settings | results, indent=1), encoding="utf-8")
+        draw(results, args.out)
+    except OSError as error:
+        print(f"benchmarks.run: error: cannot write the results ({error})", file=sys.stderr)
+        return 2
     say(f"wrote {args.json} and {args.out} after {seconds:.0f} s")
     return 0
 

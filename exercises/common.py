@@ -196,7 +196,11 @@ def write_json(path: Path, document: dict) -> None:
 
 
 def read_json(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """What `write_json` wrote. ValueError, naming the file, for anything else."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # no JSON, or no UTF-8
+        raise ValueError(f"{path}: not a result file; move it away, or use --again") from None
 
 
 def note_seconds(folder: Path, stem: str, seconds: float) -> None:

@@ -38,7 +38,6 @@ from exercises.common import (
     write_json,
 )
 from exercises.pictures import WHAT, draw_summary
-from toolbox.checkpoint import CheckpointError
 from toolbox.command_line import ArgumentParser, integer, run_script, say
 from train import RECIPES
 
@@ -335,19 +334,21 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, list[Job]]:
 
 def main(argv: list[str] | None = None) -> int:
     args, jobs = parse_args(argv)
-    if args.list:
-        say_list(args)
-    elif args.table:
-        say_tables(args)
-    else:
-        try:
+    try:
+        if args.list:
+            say_list(args)
+        elif args.table:
+            say_tables(args)
+        else:
             run_all(args, jobs)
-        except CheckpointError as error:
-            print(f"exercises.run: error: {error}", file=sys.stderr)
-            return 2
-        except KeyboardInterrupt:
-            say("\ninterrupted: what is finished is kept; the same command, without --again, goes on")
-            return 130
+    except BrokenPipeError:
+        raise  # `| head` is no error
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        print(f"exercises.run: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        say("\ninterrupted: what is finished is kept; the same command, without --again, goes on")
+        return 130
     return 0
 
 

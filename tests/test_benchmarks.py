@@ -155,3 +155,15 @@ def test_errors_are_one_line(script, options, word, capsys):
         script.main(options)
     output = capsys.readouterr()
     assert stop.value.code == 2 and output.out == "" and output.err.count("\n") == 1 and word in output.err
+
+
+def test_results_that_cannot_be_written_are_one_line(monkeypatch, capsys, tmp_path):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(run.MEASURE, "memory", lambda *_: [])
+    monkeypatch.setattr(run, "draw", full)
+    paths = ["--json", str(tmp_path / "a.json"), "--out", str(tmp_path / "a.png")]
+    assert run.main(["--only", "memory", "--device", "cpu", *paths]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("benchmarks.run: error: ") and error.count("\n") == 1 and "No space" in error

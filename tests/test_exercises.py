@@ -428,6 +428,29 @@ def test_as_a_program_under_strict_warnings_it_writes_nothing_unasked(empty):
     assert not list((empty / "results").iterdir()) and not list((empty / "pictures").iterdir())
 
 
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff", b"half a file"])
+def test_a_broken_result_file_is_one_line_that_names_it(empty, capsys, content):
+    path = empty / "results" / "heads-1.fast.0.json"
+    path.write_bytes(content)
+    assert run.main(["heads", "--table", *folders(empty)]) == 2
+    assert f"{path}: not a result file" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        run.main(["heads", "--recipe", "fast", "--seeds", "0", *folders(empty)])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and str(path) in error and error.count("\n") == 1
+    assert path.read_bytes() == content
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(whole, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run, "draw", full)
+    assert run.main(["heads", "--recipe", "fast", "--seeds", "0", *folders(whole[0])]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("exercises.run: error: ") and error.count("\n") == 1 and "No space" in error
+
+
 @pytest.mark.parametrize("name", [name for name, exercise in run.EXERCISES.items() if exercise.summary])
 def test_the_readme_has_the_figures_of_the_result_files(name):
     """Exact match of every variant, in the exercise's own section."""
