@@ -34,7 +34,7 @@ from toolbox.device import (
     choose_precision,
     device_name,
 )
-from toolbox.figures import DPI, check_picture, new_figure
+from toolbox.figures import check_picture, new_figure, save_figure
 from toolbox.measure import (
     NotEqual,
     attempt,
@@ -309,7 +309,7 @@ def draw(rows: list[dict], title: str, path: Path) -> None:
             height = max((math.log(y / unit) - low) / (high - low), height + 0.07)
             text = f"  {name}, {what.replace('forward + backward', 'fwd + bwd')}"
             axes.text(L, height, text, transform=axes.get_xaxis_transform(), va="center", fontsize=8.5)
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, path)
 
 
 # -------------------------------------------------------------------------------------------------- the run

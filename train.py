@@ -161,13 +161,17 @@ def make_model(run: dict) -> Transformer:
     return Transformer(VOCAB, VOCAB, d_model=D_MODEL, max_len=SEQ_LEN, dropout=run["dropout"])
 
 
+def updates_of(run: dict) -> int:
+    """How many updates a run makes in all; the last batch of an epoch is dropped when it is too short."""
+    return run["epochs"] * (run["samples"] // run["batch_size"])
+
+
 def make_optimizer(model: torch.nn.Module, run: dict) -> tuple[torch.optim.Adam, LambdaLR]:
     """Adam and the learning-rate schedule for a run; `run`: its options, as in RECIPES."""
     optimizer = torch.optim.Adam(model.parameters(), fused=True, **ADAM)
     if run["peak"] is None:
         return optimizer, LambdaLR(optimizer, noam_lambda(D_MODEL, run["warmup"]))
-    updates = run["epochs"] * (run["samples"] // run["batch_size"])
-    return optimizer, LambdaLR(optimizer, linear_decay_lambda(run["peak"], run["warmup"], updates))
+    return optimizer, LambdaLR(optimizer, linear_decay_lambda(run["peak"], run["warmup"], updates_of(run)))
 
 
 def loss_sum(logits: Tensor, tgt_out: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -239,8 +243,9 @@ def train(args: argparse.Namespace, checkpoint: dict | None, history: list[dict]
     if checkpoint:
         restore(checkpoint, args.out, model, optimizer, scheduler)
     describe(args, model, len(val_set[0]), done)
+    kept = kept_options(run)
     if not args.out.exists():  # a folder that cannot be written to shows now, not after the first epoch
-        save_checkpoint(args.out, model, optimizer, scheduler, history, kept_options(run))
+        save_checkpoint(args.out, model, optimizer, scheduler, history, kept)
 
     for epoch in range(done + 1, args.epochs + 1):
         start, label = time.perf_counter(), f"epoch {epoch}/{args.epochs}, "
@@ -252,7 +257,7 @@ def train(args: argparse.Namespace, checkpoint: dict | None, history: list[dict]
         row["lr"] = scheduler.get_last_lr()[0]  # the next update's, as the chapter prints it
         row["seconds"] = time.perf_counter() - start
         history.append(row)
-        save_checkpoint(args.out, model, optimizer, scheduler, history, kept_options(run))
+        save_checkpoint(args.out, model, optimizer, scheduler, history, kept)
         say(
             "epoch {epoch:2}  loss {loss:.4f}  token_acc {token_acc:.3f}  "
             "val_exact_match {val_exact_match:.3f}  lr {lr:.2e}  {seconds:.1f} s".format(**row)
@@ -384,8 +389,8 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Tr
     Takes what train.py wrote, or the bare state dict that the chapter's own listing saves: a model of the
     chapter's sizes, with no history. CheckpointError, naming the file, for anything else.
     """
-    keys, chapters = ("settings", "model", "history"), Transformer(VOCAB, VOCAB).settings
-    checkpoint = read_checkpoint(path, keys, "train.py", bare=chapters)
+    chapters = dict(src_vocab=VOCAB, tgt_vocab=VOCAB)  # all else is Transformer's default
+    checkpoint = read_checkpoint(path, ("settings", "model", "history"), "train.py", bare=chapters)
     return rebuild(Transformer, checkpoint, path).to(device), checkpoint["history"]
 
 
@@ -429,9 +434,8 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict | None]
             check_unchanged(args, checkpoint["run"], checkpoint["run"], args.out)
         if args.batch_size > args.samples:
             raise ValueError(f"--batch-size {args.batch_size}: must not exceed --samples {args.samples}")
-        updates = args.epochs * (args.samples // args.batch_size)
-        if args.peak and args.warmup > updates:
-            raise ValueError(f"--warmup {args.warmup}: the run has only {updates} updates")
+        if args.peak and args.warmup > updates_of(vars(args)):
+            raise ValueError(f"--warmup {args.warmup}: the run has only {updates_of(vars(args))} updates")
         check_file("--out", args.out)
         args.device = choose_device(args.device)
         args.precision, args.why = choose_precision(args.precision, args.device)

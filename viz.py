@@ -20,7 +20,7 @@ from model import Transformer, attention_weights
 from toolbox.checkpoint import CheckpointError
 from toolbox.command_line import ArgumentParser, run_script, say
 from toolbox.device import add_device_option, choose_device
-from toolbox.figures import DPI, check_picture, new_figure, save_figure
+from toolbox.figures import check_picture, new_figure, save_figure
 from toolbox.heatmap import (
     KINDS,
     add_map_options,
@@ -177,7 +177,7 @@ def draw_curve(history: list[dict], path: Path) -> "Figure":
     for axes in (loss, accuracy, rate):
         axes.grid(alpha=0.3)
         axes.set_ylim(bottom=0)
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, path)
     return figure
 
 

@@ -16,7 +16,7 @@ import mha_vs_sdpa
 from benchmarks import decode_time, memory, recipes, step_time
 from toolbox.command_line import ArgumentParser, check_file, run_script, say
 from toolbox.device import device_name
-from toolbox.figures import check_picture, new_figure
+from toolbox.figures import check_picture, new_figure, save_figure
 from toolbox.measure import start_benchmark
 
 
@@ -88,7 +88,7 @@ def draw(results: dict, path: Path) -> None:
         axes.set_title(f"memory of a training step, {fixed} {usual}", size=10, loc="left")
         axes.set(xlabel=varied, ylabel="peak, MB", ylim=(0, None))
         axes.legend()
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, dpi=150)
 
 
 def check_files(args: argparse.Namespace) -> None:

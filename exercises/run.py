@@ -39,7 +39,8 @@ from exercises.common import (
 )
 from exercises.pictures import WHAT, draw_summary
 from toolbox.command_line import ArgumentParser, integer, run_script, say
-from train import RECIPES
+from toolbox.figures import save_figure
+from train import RECIPES, updates_of
 
 MODULES = (
     initialisation, positions, heads, norm, sorting, swiglu, torch_stacks,
@@ -63,7 +64,7 @@ class Job(NamedTuple):
 
     @property
     def updates(self) -> int:
-        return self.run["epochs"] * (self.run["samples"] // self.run["batch_size"])
+        return updates_of(self.run)
 
     @property
     def cost(self) -> float:
@@ -206,7 +207,7 @@ def draw(args: argparse.Namespace, name: str) -> None:
     if exercise.draw and (measured or (exercise.measure is None and trained)):
         figures[f"exercise_{name}_detail.png"] = exercise.draw(results, measured)
     for file, figure in figures.items():
-        figure.savefig(args.pictures / file, dpi=150)
+        save_figure(figure, args.pictures / file, dpi=150)
         say(f"{name}: drew {file}")
 
 

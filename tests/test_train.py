@@ -193,13 +193,18 @@ def test_label_smoothing_leaves_nothing_on_padding(pads):
     assert (logits.grad[~real] == 0).all() and logits.grad.isfinite().all()
 
 
-def test_smoothed_loss_and_gradient_by_the_formula():
+def smoothed_loss_by_the_formula():
+    """-> logits [3, 1, 5], targets [3, 1] with a PAD, the loss with smoothing 0.1, its gradient."""
     logits = torch.randn(3, 1, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     target = torch.tensor([[2], [PAD_ID], [4]])
     wanted = torch.full((2, 5), 0.1 / 3).scatter(1, target[[0, 2]], 0.9)
     wanted[:, PAD_ID] = 0
     expected = -(wanted * logits[[0, 2], 0].log_softmax(-1)).sum()
-    (gradient,) = torch.autograd.grad(expected, logits)
+    return logits, target, expected, torch.autograd.grad(expected, logits)[0]
+
+
+def test_smoothed_loss_and_gradient_by_the_formula():
+    logits, target, expected, gradient = smoothed_loss_by_the_formula()
     loss = loss_sum(logits, target, 0.1)
     loss.backward()
     assert torch.allclose(loss, expected) and torch.allclose(logits.grad, gradient, atol=1e-6)

@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("sentencepiece")
 pytest.importorskip("sacrebleu")
 
+from test_train import smoothed_loss_by_the_formula
 from translation_runs import no_tensorboard, read, resume, train  # noqa: F401  (one acts on its own)
 
 import translation.train as tt
@@ -32,12 +33,7 @@ def toy_model(vocab=12, **options):
 @pytest.mark.parametrize("chunk", [1, 12, 1000])
 def test_loss_taken_in_pieces_is_the_loss(monkeypatch, chunk):
     """Against the formula in one line; 3 rows of 5 logits are one, two or fewer than one piece."""
-    logits = torch.randn(3, 1, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    target = torch.tensor([[2], [PAD_ID], [4]])
-    wanted = torch.full((2, 5), 0.1 / 3).scatter(1, target[[0, 2]], 0.9)
-    wanted[:, PAD_ID] = 0
-    expected = -(wanted * logits[[0, 2], 0].log_softmax(-1)).sum()
-    (gradient,) = torch.autograd.grad(expected, logits)
+    logits, target, expected, gradient = smoothed_loss_by_the_formula()
     monkeypatch.setattr(tt, "LOSS_CHUNK", chunk)
     loss = tt.loss_sum(logits, target, 0.1)
     loss.backward()

@@ -21,11 +21,11 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: "Figure", path: Path | None) -> None:
-    """Write the picture, unless `path` is None."""
+def save_figure(figure: "Figure", path: Path | None, dpi: int = DPI) -> None:
+    """Write the picture with so many dots an inch, unless `path` is None."""
     if path is not None:
         width, height = figure.get_size_inches()
-        figure.savefig(path, dpi=min(DPI, (MOST_PIXELS / (width * height)) ** 0.5))
+        figure.savefig(path, dpi=min(dpi, (MOST_PIXELS / (width * height)) ** 0.5))
 
 
 def check_picture(option: str, path: Path) -> None:
