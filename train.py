@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -57,7 +58,7 @@ SEQ_LEN = MAX_LEN + 2  # room for <bos> and <eos>
 D_MODEL = 128
 
 CHECKPOINT = "reverse_transformer.pt"
-TRAIN_SEED, VAL_SEED, TEST_SEED = 0, 1, 2  # data seeds; --seed is for weights, dropout and shuffling
+TRAIN_SEED, VAL_SEED, TEST_SEED = 0, 1, 2  # of the strings; --seed is for weights, dropout and shuffling
 VAL_DRAWN, VAL_SCORED = 1000, 500  # the strings scored after each epoch are the same ones every time
 TEST_SIZE = 10_000  # unseen strings for the report at the end
 ADAM = dict(lr=1.0, betas=(0.9, 0.98), eps=1e-9)  # lr 1.0 because the schedule gives the whole rate
@@ -86,21 +87,20 @@ def make_dataset(n: int, seed: int, extra_long: int = 0) -> tuple[Tensor, Tensor
     """n random strings and their reversals: src and tgt, each [n, SEQ_LEN] int64, laid out as shown above.
 
     Lengths are uniform over MIN_LEN..MAX_LEN, but the longest is 1 + extra_long times as likely as any other;
-    digits are uniform over 0..9. The same seed gives the same strings.
+    digits are uniform over 0..9. A seed gives the same strings on every machine: the chapter's own, as they
+    are drawn from NumPy's generator in the chapter's order, first a length, then that many digits.
     """
-    generator = torch.Generator().manual_seed(seed)
-    length = torch.randint(MIN_LEN, MAX_LEN + 1 + extra_long, (n, 1), generator=generator).clamp(max=MAX_LEN)
-    digits = torch.randint(10, (n, MAX_LEN), generator=generator) + NUM_OFFSET
-    position = torch.arange(MAX_LEN)
-    src = torch.full((n, SEQ_LEN), PAD_ID)
-    tgt = torch.full((n, SEQ_LEN), PAD_ID)
-    src[:, :MAX_LEN] = digits.where(position < length, PAD_ID)
-    src.scatter_(1, length, EOS_ID)
-    backwards = digits.gather(1, (length - 1 - position).clamp(min=0))
-    tgt[:, 0] = BOS_ID
-    tgt[:, 1 : MAX_LEN + 1] = backwards.where(position < length, PAD_ID)
-    tgt.scatter_(1, length + 1, EOS_ID)
-    return src, tgt
+    rng = np.random.default_rng(seed)
+    src, tgt = np.full((2, n, SEQ_LEN), PAD_ID, dtype=np.int64)
+    for number, (source, target) in enumerate(zip(src, tgt, strict=True), start=1):
+        length = min(rng.integers(MIN_LEN, MAX_LEN + 1 + extra_long), MAX_LEN)
+        digits = rng.integers(0, 10, length) + NUM_OFFSET
+        source[:length], source[length] = digits, EOS_ID
+        target[0], target[1 : length + 1], target[length + 1] = BOS_ID, digits[::-1], EOS_ID
+        if number % 100_000 == 0:
+            show_progress(f"drew {number:,}/{n:,} strings")
+    show_progress("")
+    return torch.from_numpy(src), torch.from_numpy(tgt)
 
 
 def drop_seen(src: Tensor, tgt: Tensor, seen_src: Tensor) -> tuple[Tensor, Tensor]:
@@ -345,7 +345,7 @@ def describe(args: argparse.Namespace, model: Transformer, unseen: int, epochs_d
 
 
 def report(model: Transformer, train_src: Tensor, device: torch.device) -> None:
-    """Print exact match by length on TEST_SIZE strings that training never had, and the demo."""
+    """Print exact match on TEST_SIZE strings that training never had, by length; the chapter's; the demo."""
     src, tgt = drop_seen(*make_dataset(2 * TEST_SIZE, TEST_SEED), train_src)
     src, tgt = src[:TEST_SIZE].to(device), tgt[:TEST_SIZE].to(device)
     right, length = exact_rows(model, src, tgt), (src >= NUM_OFFSET).sum(1)
@@ -356,6 +356,10 @@ def report(model: Transformer, train_src: Tensor, device: torch.device) -> None:
     say("  strings" + "".join(f"{int(g.sum()):>8,}" for g in groups))
     shares = [f"{right[g].float().mean().item():.4f}" if g.any() else "-" for g in groups]
     say("  right  " + "".join(f"{share:>8}" for share in shares))
+    src, tgt = (ids[:VAL_SCORED] for ids in make_dataset(VAL_DRAWN, VAL_SEED))  # as the chapter scores
+    seen = len(src) - len(drop_seen(src, tgt, train_src)[0])
+    share = exact_match(model, src.to(device), tgt.to(device))
+    say(f"on the first {len(src)} validation strings, {seen} of them also in training: {share:.3f}")
     answer = decode_digits(greedy_decode(model, encode_digits(DEMO).to(device))[0])
     say(f"demo: {' '.join(DEMO)} -> {' '.join(answer)}")
 

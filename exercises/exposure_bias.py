@@ -24,7 +24,7 @@ from train import MAX_LEN, MIN_LEN, NUM_OFFSET
 
 STRINGS = 500  # of each length
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
-PLACE = 4  # of the single spoiled digit, counted from 1
+PLACE = 4  # of the single corrupted digit, counted from 1
 
 
 def stopped_early(run: dict) -> dict:
@@ -49,7 +49,7 @@ def by_length(model: nn.Module, length: int) -> dict:
     )
 
 
-def spoil(tgt_in: Tensor, where: Tensor) -> Tensor:
+def corrupt(tgt_in: Tensor, where: Tensor) -> Tensor:
     """tgt_in [n, L] -> the same with a wrong digit at the places `where` [n, L], but not for <bos>."""
     generator = torch.Generator().manual_seed(0)
     shift = torch.randint(1, 10, tgt_in.shape, generator=generator)
@@ -57,7 +57,7 @@ def spoil(tgt_in: Tensor, where: Tensor) -> Tensor:
     return tgt_in.where(~where | (tgt_in < NUM_OFFSET), other)
 
 
-def spoiled(model: nn.Module) -> dict:
+def after_corruption(model: nn.Module) -> dict:
     """Token accuracy on strings of 12 digits after a prefix with wrong digits in it.
 
     `shares`: for each of SHARES, that share of its digits wrong. `one`: only the digit at PLACE; by place.
@@ -67,11 +67,11 @@ def spoiled(model: nn.Module) -> dict:
     chance = torch.rand(tgt_in.shape, generator=torch.Generator().manual_seed(1))
     shares = []
     for wrong in SHARES:
-        said = forced_tokens(model, src, tgt, spoil(tgt_in, chance < wrong))
+        said = forced_tokens(model, src, tgt, corrupt(tgt_in, chance < wrong))
         shares.append(dict(share=wrong, accuracy=share(said == gold)))
     one = torch.zeros_like(tgt_in, dtype=torch.bool)
     one[:, PLACE] = True
-    said = forced_tokens(model, src, tgt, spoil(tgt_in, one))
+    said = forced_tokens(model, src, tgt, corrupt(tgt_in, one))
     return dict(shares=shares, one=(said == gold).float().mean(0).tolist())
 
 
@@ -80,20 +80,21 @@ def measure(load, run: dict) -> dict:
     for variant in EXERCISE.variants:
         model = load(variant)
         lengths = {str(n): by_length(model, n) for n in range(MIN_LEN, MAX_LEN + 1)}
-        measured[variant.name] = dict(lengths=lengths, spoiled=spoiled(model))
+        measured[variant.name] = dict(lengths=lengths, corrupted=after_corruption(model))
     return measured
 
 
 def table(measured: dict) -> list[list]:
-    rows = [["model", "length", "token, forced", "token, free", "exact", "all forced right", "if random"]]
+    head = ["token, forced", "token, free", "exact", "all forced right", "if independent"]
+    rows = [["model", "length", *head]]
     for name, found in measured.items():
         rows += [[name, length, *values.values()] for length, values in found["lengths"].items()]
-    rows.append(["model", "prefix spoiled", *SHARES])
+    rows.append(["model", "prefix corrupted", *SHARES])
     for name, found in measured.items():
-        rows.append([name, "accuracy", *(row["accuracy"] for row in found["spoiled"]["shares"])])
+        rows.append([name, "accuracy", *(row["accuracy"] for row in found["corrupted"]["shares"])])
     rows.append(["model", f"digit {PLACE} wrong; place", *range(1, MAX_LEN + 1), "<eos>"])
     for name, found in measured.items():
-        rows.append([name, "accuracy", *found["spoiled"]["one"]])
+        rows.append([name, "accuracy", *found["corrupted"]["one"]])
     return rows
 
 
@@ -104,7 +105,7 @@ def draw(results: dict, measured: dict):
     whats = ("forced", "token, forced"), ("free", "token, free"), ("exact_match", "exact match")
     looks = {"recipe": dict(color="C0"), "early": dict(color="C1", markerfacecolor="white")}
     for (name, look), style in zip(looks.items(), STYLES, strict=False):
-        shares = found[name]["spoiled"]["shares"]
+        shares = found[name]["corrupted"]["shares"]
         points = [row["share"] for row in shares], [row["accuracy"] for row in shares]
         right.plot(*points, label=name, **style | look)
         lengths = [int(n) for n in found[name]["lengths"]]
@@ -114,7 +115,7 @@ def draw(results: dict, measured: dict):
     left.set(xlabel="digits", ylabel="share right", ylim=(0, 1.04), title=f"By length; {recipe}")
     left.legend(fontsize=8)
     right.set(xlabel="share of the prefix's digits that are wrong", ylabel="token accuracy", ylim=(0, 1.04))
-    right.set_title("After a spoiled prefix, 12 digits")
+    right.set_title("After a corrupted prefix, 12 digits")
     right.legend()
     return figure
 

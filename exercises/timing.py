@@ -50,7 +50,7 @@ def measure(load=None, run: dict | None = None) -> dict:
         memory = encode(model, src)
         calls = {"encoder": partial(encode, model, src), "decoder": partial(decode, model, *memory, target)}
         if target <= WITHOUT_CACHE:
-            calls["decoder, nothing kept"] = partial(decode, model, *memory, target, use_cache=False)
+            calls["decoder, no KV cache"] = partial(decode, model, *memory, target, use_cache=False)
         times = compare(calls, REPEATS, 1, torch.device("cpu"), f"source {source}, target {target}")
         medians = {name: found["median_ms"] for name, found in times.items()}
         rows.append(dict(grows=grows, source=source, target=target, ms=medians))

@@ -316,9 +316,9 @@ def test_causal_cross_attention_hides_the_memory_behind_the_query():
 def test_exposure_bias_measures():
     model = fresh("recipe")
     src, tgt = strings_of_length(12, 200)
-    spoiled = exposure_bias.spoil(tgt[:, :-1], torch.ones(200, 13, dtype=torch.bool))
-    assert (spoiled[:, 0] == train.BOS_ID).all() and (spoiled[:, 1:] != tgt[:, 1:-1]).all()
-    assert spoiled[:, 1:].min() == train.NUM_OFFSET and spoiled.max() < train.VOCAB
+    corrupted = exposure_bias.corrupt(tgt[:, :-1], torch.ones(200, 13, dtype=torch.bool))
+    assert (corrupted[:, 0] == train.BOS_ID).all() and (corrupted[:, 1:] != tgt[:, 1:-1]).all()
+    assert corrupted[:, 1:].min() == train.NUM_OFFSET and corrupted.max() < train.VOCAB
     with torch.no_grad():
         model.out_proj.weight.zero_()
         model.out_proj.bias[3 + 7] = 5.0  # says 7, whatever it reads

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,18 @@ def test_dataset_rows_are_laid_out_as_the_sample_shows():
         assert MIN_LEN <= n <= MAX_LEN and all(NUM_OFFSET <= d < NUM_OFFSET + 10 for d in digits)
         assert source == digits + [EOS_ID] + [PAD_ID] * (SEQ_LEN - n - 1)
         assert target == [BOS_ID] + digits[::-1] + [EOS_ID] + [PAD_ID] * (SEQ_LEN - n - 2)
+
+
+@pytest.mark.parametrize("seed, first", [(0, "65230001869"), (1, "5790189"), (2, "21248403687")])
+def test_the_strings_are_the_chapters_own(seed, first):
+    rng, expected = np.random.default_rng(seed), []
+    for _ in range(1000):
+        length = rng.integers(3, 13)
+        expected.append("".join(str(digit) for digit in rng.integers(0, 10, length)))
+    src, tgt = make_dataset(1000, seed)
+    assert expected[0] == first and [decode_digits(row) for row in src] == expected
+    assert [decode_digits(row) for row in tgt] == [digits[::-1] for digits in expected]
+    assert torch.equal(make_dataset(300, seed)[0], src[:300])  # a larger set begins as a smaller one
 
 
 def test_lengths_and_digits_are_uniform():
@@ -533,6 +546,21 @@ def test_a_length_without_unseen_strings_has_no_share(monkeypatch, capsys):
     assert right[1] == "-" and right[-1] == "1.0000" and "nan" not in right
 
 
+def test_the_chapters_validation_score_includes_the_strings_of_training(monkeypatch, capsys):
+    scored = []
+    monkeypatch.setattr(train, "TEST_SIZE", 50)
+    monkeypatch.setattr(train, "exact_match", lambda model, *pair: scored.append(pair) or 0.25)
+    train_src, _ = make_dataset(20_000, 0)
+    train.report(small_model(), train_src, torch.device("cpu"))
+    (src, tgt), seen = scored[0], {tuple(row) for row in train_src.tolist()}
+    drawn = make_dataset(500, 1)
+    assert torch.equal(src, drawn[0]) and torch.equal(tgt, drawn[1])
+    both = sum(tuple(row) in seen for row in src.tolist())
+    assert both > 0
+    line = f"on the first 500 validation strings, {both} of them also in training: 0.250"
+    assert line in capsys.readouterr().out.splitlines()
+
+
 def test_a_real_ctrl_c(tmp_path):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and its child
     command = [sys.executable, ROOT / "train.py", *SHORT, "--epochs", "1000", "--out", "a.pt"]
@@ -652,9 +680,9 @@ def test_a_failed_save_keeps_the_old_file(quick, tmp_path, monkeypatch, capsys):
 def test_progress_on_a_terminal_only(monkeypatch, capsys):
     train.show_progress("epoch 1/2, step 20/312")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(train.sys.stderr, "isatty", lambda: True, raising=False)
     src, tgt = make_dataset(40, 0)
     model = small_model()
+    monkeypatch.setattr(train.sys.stderr, "isatty", lambda: True, raising=False)
     train_epoch(model, *optimizer_for(model), src, tgt, 2, "fp32", label="epoch 1/2, ")
     output = capsys.readouterr()
     assert output.out == "" and output.err == "\r\x1b[Kepoch 1/2, step 20/20\r\x1b[K"
