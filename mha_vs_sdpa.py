@@ -249,7 +249,7 @@ def measure(mha: MultiHeadAttention, x: Tensor, repeats: int, warmup: int, preci
 
 
 def print_table(rows: list[dict]) -> None:
-    say("     L  pass                contender   median ms      IQR   ratio    peak MB   ratio")
+    say("     L  pass                contender   median ms      IQR  faster    peak MB smaller")
     for row in rows:
         line = f"{row['length']:>6}  {row['pass']:20}{row['contender']:10}"
         if row["out_of_memory"]:
@@ -386,8 +386,9 @@ def report(rows: list[dict]) -> None:
         if kernels:
             say(f"kernel   {name} ran {', '.join(sorted(kernels))}")
     print_table(rows)
-    say(f"IQR: interquartile range of the times. ratio: how many times less than {rows[0]['contender']}.")
+    say("IQR: interquartile range of the times.")
     say("peak MB: tensors alive at once, beyond those alive before the call; 1 MB = 10^6 bytes.")
+    say(f"faster, smaller: the time and the memory of {rows[0]['contender']}, divided by these.")
     if rows[0]["length"] != rows[-1]["length"]:
         print_growth(rows)
 
