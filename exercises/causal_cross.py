@@ -49,9 +49,14 @@ def measure(load, run: dict) -> dict:
     return {name: by_place(model) for name, model in models.items()}
 
 
-def table(measured: dict) -> list[list]:
-    head = ["place in the answer", *range(1, MAX_LEN + 1), "<eos>"]
-    return [head, *([name, *values] for name, values in measured.items())]
+def tables(results: dict, measured: dict) -> list[list[list[str]]]:
+    """Token accuracy by place in the answer: lowest and highest of the first half, of the second, <eos>."""
+    half, rows = MAX_LEN // 2, []
+    for name, values in prefer(measured)[0].items():
+        parts = values[:half], values[half:MAX_LEN], values[MAX_LEN:]
+        ends = [dict.fromkeys((f"{min(part):.3f}", f"{max(part):.3f}")) for part in parts]
+        rows.append([name, *(" to ".join(part) for part in ends)])
+    return [[["", f"places 1 to {half}", f"{half + 1} to {MAX_LEN}", "`<eos>`"], *rows]]
 
 
 def draw(results: dict, measured: dict):
@@ -73,6 +78,6 @@ EXERCISE = Exercise(
     "Question 2: a causal mask on cross-attention",
     (RECIPE, CAUSAL),
     measure=measure,
-    table=table,
+    tables=tables,
     draw=draw,
 )

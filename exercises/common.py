@@ -50,7 +50,7 @@ class Variant(NamedTuple):
     model: Callable[[dict], nn.Module] = make_model  # run -> model
     change: Callable[[dict], dict] = lambda run: {}  # run -> the options that differ
     answer: Callable[[Tensor, Tensor], Tensor] = lambda src, tgt: tgt  # src, reversed tgt -> tgt
-    published: str = ""  # exact match in the chapter
+    published: str = ""  # exact match in the chapter, after 5 epochs and after 10
     slower: float = 1.0  # time of an update, as a multiple of the recipe's
 
 
@@ -58,19 +58,20 @@ class Exercise(NamedTuple):
     """An exercise or question: variants to train, and what else to measure on the trained models.
 
     `measure(load, run)` gives a dict for the JSON; load(variant) is the trained model of that run's recipe
-    and seed. `table(measured)` gives its rows for people, `draw(results, measured)` a figure: results are
-    label -> recipe -> one per seed, measured is recipe -> one per seed.
+    and seed. `tables(results, measured)` gives tables of cells for the README, besides the one of the
+    variants, `draw(results, measured)` a figure: results are label -> recipe -> one per seed, measured is
+    recipe -> one per seed.
     """
 
     title: str
     variants: tuple[Variant, ...] = ()
     measure: Callable[..., dict] | None = None
-    table: Callable[[dict], list[list]] | None = None
+    tables: Callable[[dict, dict], list[list[list[str]]]] | None = None
     draw: Callable | None = None
-    summary: bool = True  # whether the variants get a picture of exact match by epoch
+    summary: bool = True  # whether the variants get a table and a picture of exact match
 
 
-RECIPE = Variant("recipe", "recipe", published="0.964 after 5, 0.996 after 10")
+RECIPE = Variant("recipe", "recipe")
 
 
 # ----------------------------------------------------------------------------------- models and strings

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exercises.common import RECIPE, Exercise, strings_of_length
 from exercises.initialisation import DEFAULT
-from exercises.pictures import prefer
+from exercises.pictures import WHAT, prefer
 from model import Transformer
 from toolbox.figures import new_figure
 from train import MAX_LEN, evaluating
@@ -78,9 +78,16 @@ def measure(load, run: dict) -> dict:
     return measured
 
 
-def table(measured: dict) -> list[list]:
-    names = list(next(iter(measured.values())))
-    return [["model", *names]] + [[model, *found.values()] for model, found in measured.items()]
+def tables(results: dict, measured: dict) -> list[list[list[str]]]:
+    """The first seed's models. Both recipes start from the same weights."""
+    names = [*SPLIT, "position step", "content step"]
+    rows = [["start", "trained by", *SPLIT, "step, position", "step, token"]]
+    first = {WHAT[recipe]: seeds[0] for recipe, seeds in measured.items()}
+    for variant in EXERCISE.variants:
+        models = [("nothing yet", next(iter(first.values()))[f"{variant.label}, start"])]
+        models += [(what, found[f"{variant.label}, trained"]) for what, found in first.items()]
+        rows += [[variant.label, what, *(f"{found[name]:.3f}" for name in names)] for what, found in models]
+    return [rows]
 
 
 def draw(results: dict, measured: dict):
@@ -108,7 +115,7 @@ EXERCISE = Exercise(
     "Question 4: content and position in q·k",
     (RECIPE, DEFAULT),
     measure=measure,
-    table=table,
+    tables=tables,
     draw=draw,
     summary=False,
 )

@@ -18,7 +18,7 @@ from exercises.common import (
     strings_of_length,
     token_accuracy,
 )
-from exercises.pictures import STYLES, prefer
+from exercises.pictures import STYLES, WHAT, prefer
 from toolbox.figures import new_figure
 from train import MAX_LEN, MIN_LEN, NUM_OFFSET
 
@@ -84,18 +84,21 @@ def measure(load, run: dict) -> dict:
     return measured
 
 
-def table(measured: dict) -> list[list]:
-    head = ["token, forced", "token, free", "exact", "all forced right", "if independent"]
-    rows = [["model", "length", *head]]
-    for name, found in measured.items():
-        rows += [[name, length, *values.values()] for length, values in found["lengths"].items()]
-    rows.append(["model", "prefix corrupted", *SHARES])
-    for name, found in measured.items():
-        rows.append([name, "accuracy", *(row["accuracy"] for row in found["corrupted"]["shares"])])
-    rows.append(["model", f"digit {PLACE} wrong; place", *range(1, MAX_LEN + 1), "<eos>"])
-    for name, found in measured.items():
-        rows.append([name, "accuracy", *found["corrupted"]["one"]])
-    return rows
+def tables(results: dict, measured: dict) -> list[list[list[str]]]:
+    """Strings of MAX_LEN digits, first seed: accuracies; token accuracy after a corrupted prefix."""
+    names = {EARLY.name: f", {EARLY.label}"}
+    models = {
+        f"{WHAT[recipe]}{names.get(name, '')}": found
+        for recipe, seeds in measured.items()
+        for name, found in seeds[0].items()
+    }
+    whats = ("forced", "free", "exact_match", "if_independent")
+    rows = [["", "token accuracy, forced", "free-running", "exact match", "if mistakes were independent"]]
+    after = [["share of wrong digits in the prefix", *(f"{wrong:g}" for wrong in SHARES)]]
+    for label, found in models.items():
+        rows.append([label, *(f"{found['lengths'][str(MAX_LEN)][what]:.3f}" for what in whats)])
+        after.append([label, *(f"{row['accuracy']:.3f}" for row in found["corrupted"]["shares"])])
+    return [rows, after]
 
 
 def draw(results: dict, measured: dict):
@@ -124,6 +127,6 @@ EXERCISE = Exercise(
     "Question 3: exposure bias",
     (RECIPE, EARLY),
     measure=measure,
-    table=table,
+    tables=tables,
     draw=draw,
 )

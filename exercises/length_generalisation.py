@@ -22,7 +22,7 @@ from exercises.common import (
     strings_of_length,
     token_accuracy,
 )
-from exercises.pictures import draw_by_length, exact_by_length
+from exercises.pictures import WHAT, draw_by_length, exact_by_length
 from model import PAD_ID, KVCache, TokenAndPosition, Transformer, sinusoidal_position_encoding
 from train import MIN_LEN
 
@@ -74,12 +74,23 @@ def measure(load, run: dict) -> dict:
     return measured
 
 
-def table(measured: dict) -> list[list]:
-    lengths = list(next(iter(measured.values())))
-    rows = [["token accuracy; digits", *lengths]]
-    for label, found in measured.items():
-        rows += [[f"{label}, {how}", *(found[n][how] for n in lengths)] for how in ("forced", "free")]
-    return rows
+def tables(results: dict, measured: dict) -> list[list[list[str]]]:
+    """By number of digits, mean of the seeds: exact match, and accuracy of single tokens."""
+    lengths = ["12", "13", "14", "16", "18", "20", "24"]
+    exact, tokens = ([[what, *lengths]] for what in ("exact match; digits", "token accuracy; digits"))
+
+    def means(curves: list[dict]) -> list[str]:
+        found = [[curve[n] for curve in curves if n in curve] for n in lengths]
+        return [f"{sum(values) / len(values):.3f}" if values else "-" for values in found]
+
+    for label in results:
+        for recipe, by_label in exact_by_length(results).items():
+            exact.append([f"{label}, {WHAT[recipe]}", *means(by_label[label])])
+        for recipe, seeds in measured.items():
+            for how, name in (("free", "free-running"), ("forced", "forced")):
+                curves = [{n: row[how] for n, row in one[label].items()} for one in seeds]
+                tokens.append([f"{label}, {WHAT[recipe]}, {name}", *means(curves)])
+    return [exact, tokens]
 
 
 def draw(results: dict, measured: dict):
@@ -99,6 +110,6 @@ EXERCISE = Exercise(
         Variant("randomised-positions", "randomised", randomised_positions),
     ),
     measure=measure,
-    table=table,
+    tables=tables,
     draw=draw,
 )

@@ -1,4 +1,7 @@
-"""The pictures that several exercises share. Line styles and markers tell the lines apart in grey as well."""
+"""What the pictures and tables of several exercises share.
+
+Line styles and markers tell the lines apart in grey as well.
+"""
 
 from toolbox.figures import new_figure
 from train import MAX_LEN
@@ -26,6 +29,12 @@ def prefer(measured: dict[str, list[dict]]) -> tuple[dict, str]:
     """
     recipe = next(recipe for recipe in WHAT if measured.get(recipe))
     return measured[recipe][0], WHAT[recipe]
+
+
+def spread(values: list[float], digits: int = 4) -> str:
+    """-> "mean (lowest to highest)", or the mean alone where all are the same to that many digits."""
+    low, mean, high = (f"{x:.{digits}f}" for x in (min(values), sum(values) / len(values), max(values)))
+    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def apart(values: list[float], gap: float) -> list[float]:
@@ -98,8 +107,7 @@ def draw_seeds(axes, lines: dict[str, list[dict]]) -> None:
         axes.plot(exact, [row] * len(exact), **marks)
         mean = sum(exact) / len(exact)
         side = "right" if mean > (left + right) / 2 else "left"
-        text = f"{mean:.4f}" + (f" ({min(exact):.4f} to {max(exact):.4f})" if len(exact) > 1 else "")
-        axes.annotate(text, (mean, row), (0, 7), textcoords="offset points", ha=side, size=8)
+        axes.annotate(spread(exact), (mean, row), (0, 7), textcoords="offset points", ha=side, size=8)
     axes.set_yticks(range(len(lines)), list(lines))
     axes.set(xlabel="exact match, unseen strings", xlim=(left, right), ylim=(len(lines) - 0.5, -0.6))
     axes.grid(axis="x", alpha=0.3)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from exercises.common import RECIPE, ROOM, Exercise, Variant, embeddings, model_with
-from exercises.pictures import draw_by_length, exact_by_length
+from exercises.pictures import WHAT, draw_by_length, exact_by_length, spread
 from model import Transformer, scaled_dot_product_attention
 
 
@@ -58,6 +58,16 @@ def rotary_positions(run: dict) -> Transformer:
     return model
 
 
+def tables(results: dict, measured: dict) -> list[list[list[str]]]:
+    """Exact match one and two digits beyond the lengths of training."""
+    recipes = [recipe for recipe in WHAT if all(recipe in found for found in results.values())]
+    rows = [["", *(f"{WHAT[recipe]}: {n} digits" for recipe in recipes for n in (13, 14))]]
+    for label, found in results.items():
+        longer = [[run["longer"][n] for run in found[recipe]] for recipe in recipes for n in ("13", "14")]
+        rows.append([label, *(spread(values, 3) for values in longer)])
+    return [rows]
+
+
 EXERCISE = Exercise(
     "Exercise 2: without positions; learned and rotary ones",
     (
@@ -66,5 +76,6 @@ EXERCISE = Exercise(
         Variant("learned-positions", "learned", learned_positions),
         Variant("rotary-positions", "rotary", rotary_positions),
     ),
+    tables=tables,
     draw=lambda results, measured: draw_by_length({"exact match": exact_by_length(results)}),
 )

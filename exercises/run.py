@@ -37,7 +37,7 @@ from exercises.common import (
     train_variant,
     write_json,
 )
-from exercises.pictures import WHAT, draw_summary
+from exercises.pictures import WHAT, draw_summary, spread
 from toolbox.command_line import ArgumentParser, integer, run_script, say
 from toolbox.figures import save_figure
 from train import RECIPES, updates_of
@@ -211,64 +211,46 @@ def draw(args: argparse.Namespace, name: str) -> None:
         say(f"{name}: drew {file}")
 
 
-def cell(value) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+def variants_table(exercise: Exercise, results: dict[str, dict[str, list[dict]]]) -> list[list[str]]:
+    """results as from `results_of` -> exact match: the chapter's recipe, seed 0; the fast one, all seeds."""
+    published = any(variant.published for variant in exercise.variants)
+    rows = [["", "published: after 5 epochs, 10", "after 5 epochs", "at the end", "unseen", "fast recipe"]]
+    for variant in exercise.variants:
+        found, cells = results[variant.label], ["not run yet"] * 3
+        if "chapter" in found:
+            first = found["chapter"][0]
+            epochs = [f"{row['val_exact_match']:.3f}" for row in first["history"]]
+            cells = ["".join(epochs[4:5]), epochs[-1], f"{first['exact_match']:.4f}"]
+        fast = [result["exact_match"] for result in found.get("fast", [])]
+        cells.append(spread(fast) if fast else "not run yet")
+        rows.append([variant.label, variant.published, *cells])
+    return rows if published else [[label, *cells] for label, _, *cells in rows]
 
 
-def say_rows(rows: list[list]) -> None:
-    """Print a Markdown table. A row that begins as the head does is the head of a new one."""
-    for number, row in enumerate(rows):
-        head = row[0] == rows[0][0]
-        if head and number:
-            say("")
-        say(f"| {' | '.join(cell(value) for value in row)} |")
-        if head:
-            say("|" + "---|" * len(row))
+def tables_of(folder: Path, name: str) -> list[list[list[str]]]:
+    """The tables of an exercise for its README, from whatever results are there."""
+    exercise, results, measured = EXERCISES[name], results_of(folder, name), measured_of(folder, name)
+    tables = [variants_table(exercise, results)] if exercise.variants and exercise.summary else []
+    if exercise.tables and (measured or (exercise.measure is None and any(results.values()))):
+        tables += exercise.tables(results, measured)
+    return tables
 
 
-def variant_row(variant: Variant, found: dict[str, list[dict]], seconds: dict[str, float]) -> list:
-    """The published figure; the chapter's recipe, seed 0; the fast recipe, all seeds."""
-    row: list = [variant.label, variant.published]
-    if chapter := found.get("chapter"):
-        first = chapter[0]
-        epochs = [line["val_exact_match"] for line in first["history"]]
-        row += [epochs[4] if len(epochs) > 4 else "", epochs[-1], f"{first['exact_match']:.4f}"]
-        stem = f"{variant.name}.chapter.{first['run']['seed']}"
-        row += [longer(first), minutes(seconds[stem]) if stem in seconds else None]
-    else:
-        row += ["not run yet"] + [None] * 4
-    if fast := found.get("fast"):
-        exact = [result["exact_match"] for result in fast]
-        mean = sum(exact) / len(exact)
-        row.append(f"{mean:.4f} ({min(exact):.4f} to {max(exact):.4f}, {len(exact)} seeds)")
-        row.append(sum(map(longer, fast)) / len(fast))
-    else:
-        row += ["not run yet", None]
-    return row
-
-
-def longer(result: dict) -> float:
-    """Exact match on strings longer than in training, mean over the lengths."""
-    return sum(result["longer"].values()) / len(result["longer"])
+def markdown(table: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in table]
+    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]]).replace("|  |", "| |")
 
 
 def say_tables(args: argparse.Namespace) -> None:
     """Print the tables of the README as Markdown; all other figures are in the result files."""
-    seconds = read_seconds(args.results)
     for name in args.names:
-        exercise, results = EXERCISES[name], results_of(args.results, name)
-        say(f"\n## {exercise.title} (`{name}`)\n")
-        if exercise.variants:
-            rows = [["", "published", "epoch 5", "last epoch", "unseen strings", "13 to 24 digits", "time"]]
-            rows[0] += ["fast recipe, unseen strings: mean (lowest to highest)", "13 to 24 digits"]
-            rows += [variant_row(v, results[v.label], seconds) for v in exercise.variants]
-            say_rows(rows)
-        for recipe, seeds in measured_of(args.results, name).items():
-            for number, measured in enumerate(seeds):
-                say(f"\n{WHAT[recipe]}, result {number + 1} of {len(seeds)}:\n" if recipe else "")
-                say_rows(exercise.table(measured))
+        say(f"## {EXERCISES[name].title} (`{name}`)\n")
+        for table in tables_of(args.results, name):
+            say(markdown(table) + "\n")
+    seconds = read_seconds(args.results)
+    for recipe in RECIPES:
+        times = [value for stem, value in seconds.items() if f".{recipe}." in stem]
+        say(f"training and scoring, {WHAT[recipe]}: {len(times)} runs, {minutes(sum(times))} in all")
 
 
 def say_list(args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from exercises.common import RECIPE, Exercise, Variant, make_data
-from exercises.pictures import prefer
+from exercises.pictures import WHAT, prefer
 from model import attention_weights
 from toolbox.figures import new_figure
 from toolbox.heatmap import DECODER_ROW
@@ -71,12 +71,15 @@ def measure(load, run: dict) -> dict:
     return dict(looks=looks, maps=maps)
 
 
-def table(measured: dict) -> list[list]:
-    names = [*LOOKS, "one_copy", "antidiagonal"]
-    rows = [["task", "layer", *names]]
-    for task, layers in measured["looks"].items():
-        rows += [[task, number, *(found[name] for name in names)] for number, found in enumerate(layers, 1)]
-    return rows
+def tables(results: dict, measured: dict) -> list[list[list[str]]]:
+    """Where the last layer of the first seed's models looks."""
+    rows = [["", *LOOKS[:-1], "`<eos>`", "largest of several copies, as a share of all", "anti-diagonal"]]
+    for variant in EXERCISE.variants:
+        for recipe, seeds in measured.items():
+            found = seeds[0]["looks"][variant.label][-1]
+            values = [found[name] for name in (*LOOKS, "one_copy", "antidiagonal")]
+            rows.append([f"{variant.label}, {WHAT[recipe]}", *(f"{value:.3f}" for value in values)])
+    return [rows]
 
 
 def draw(results: dict, measured: dict):
@@ -103,6 +106,6 @@ EXERCISE = Exercise(
     "Exercise 5: sorting",
     (RECIPE._replace(label="reversing"), SORT),
     measure=measure,
-    table=table,
+    tables=tables,
     draw=draw,
 )

@@ -57,12 +57,14 @@ def measure(load=None, run: dict | None = None) -> dict:
     return dict(batch=BATCH, threads=torch.get_num_threads(), torch=torch.__version__, rows=rows)
 
 
-def table(measured: dict) -> list[list]:
-    names = list(measured["rows"][0]["ms"])
-    rows = [["source length", "target length", *(f"{name}, ms" for name in names)]]
-    for row in measured["rows"]:
-        rows.append([row["source"], row["target"], *(row["ms"].get(name, "") for name in names)])
-    return rows
+def tables(results: dict, measured: dict) -> list[list[list[str]]]:
+    """Median milliseconds for a batch."""
+    found = measured[""][0]["rows"]
+    rows = [["source length", "target length", *found[0]["ms"]]]
+    for row in found:
+        times = [f"{row['ms'][name]:,.1f}" if name in row["ms"] else "not timed" for name in found[0]["ms"]]
+        rows.append([f"{row['source']:,}", f"{row['target']:,}", *times])
+    return [rows]
 
 
 def draw(results: dict, measured: dict):
@@ -87,6 +89,6 @@ def draw(results: dict, measured: dict):
 EXERCISE = Exercise(
     "Question 1: time of encoder and decoder",
     measure=measure,
-    table=table,
+    tables=tables,
     draw=draw,
 )

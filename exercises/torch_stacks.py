@@ -5,6 +5,7 @@ from torch import Tensor
 
 from benchmarks.torch_twin import TorchTransformer, copy_weights, model_pairs
 from exercises.common import RECIPE, Exercise, Variant, free_tokens, make_data, share
+from exercises.pictures import WHAT
 from model import PAD_ID, Transformer
 from train import evaluating, loss_sum, make_model, teacher_forcing
 
@@ -39,9 +40,14 @@ def measure(load, run: dict) -> dict:
     return dict(output_difference=output, gradient_difference=gradient, same_answers=same)
 
 
-def table(measured: dict) -> list[list]:
-    names = ["largest difference of outputs", "of gradients", "share of equal answers"]
-    return [names, [f"{value:.1e}" if value < 1e-3 else value for value in measured.values()]]
+def tables(results: dict, measured: dict) -> list[list[list[str]]]:
+    """The twin of every trained model, seed by seed."""
+    rows = [["", "seed", "largest difference of outputs", "of gradients", "share of equal answers"]]
+    for recipe, seeds in measured.items():
+        for seed, found in enumerate(seeds):
+            differences = f"{found['output_difference']:.1e}", f"{found['gradient_difference']:.1e}"
+            rows.append([WHAT[recipe], str(seed), *differences, f"{found['same_answers']:.3f}"])
+    return [rows]
 
 
 EXERCISE = Exercise(
@@ -51,5 +57,5 @@ EXERCISE = Exercise(
         Variant("torch-stacks", "nn.Transformer", lambda run: twin(make_model(run)), slower=1.4),
     ),
     measure=measure,
-    table=table,
+    tables=tables,
 )
