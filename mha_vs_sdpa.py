@@ -15,6 +15,7 @@ Run `python mha_vs_sdpa.py`; add `--lengths 256,512,1024,2048` for the growth wi
 """
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -26,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model import PAD_ID, MultiHeadAttention, make_causal_mask, make_padding_mask
-from toolbox.command_line import ArgumentParser, integer, run_script, say, show_progress
+from toolbox.command_line import ArgumentParser, integer, run_script, say, shorten, show_progress
 from toolbox.device import (
     add_device_option,
     add_precision_option,
@@ -35,6 +36,7 @@ from toolbox.device import (
     device_name,
 )
 from toolbox.figures import check_picture, new_figure, save_figure
+from toolbox.files import check_output, file_name, reason
 from toolbox.measure import (
     NotEqual,
     attempt,
@@ -51,6 +53,7 @@ CHECK_BATCH, CHECK_LENGTH = 2, 200  # shape of the equality check: more than one
 LIMIT = 1e-4  # largest difference that still counts as equal, fp32 without TF32
 ROUGH_LIMIT = 2e-2  # the same for the outputs that are timed, in bf16 or TF32
 PICTURE = "mha_vs_sdpa.png"
+LONGEST = 2**17  # tokens
 
 
 # ------------------------------------------------------------------------------------------- the contenders
@@ -317,10 +320,12 @@ def draw(rows: list[dict], title: str, path: Path) -> None:
 
 def increasing_lengths(text: str) -> list[int]:
     """An argparse type: "256,512" -> [256, 512]."""
-    values = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if len(values) < 2 or values[0] < 1 or any(a >= b for a, b in zip(values, values[1:], strict=False)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not two or more growing whole numbers such as 256,512")
-    return values
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        values = [integer(1, LONGEST)(part) for part in text.split(",")]
+        if len(values) > 1 and all(a < b for a, b in zip(values, values[1:], strict=False)):
+            return values
+    legal = f"two or more growing whole numbers from 1 to {LONGEST}, such as 256,512"
+    raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not {legal}")
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -328,15 +333,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--batch", type=integer(1, 2**16), default=8, help="sequences at once, B")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--length", type=integer(1, 2**17), default=1024, help="tokens in a sequence, L")
+    which.add_argument("--length", type=integer(1, LONGEST), default=1024, help="tokens in a sequence, L")
     which.add_argument("--lengths", type=increasing_lengths, help="several, such as 256,512,1024,2048")
     add("--d-model", type=integer(2, 2**16), default=512, help="width of a token's vector")
-    add("--heads", type=integer(1), default=8, help="attention heads, h; must divide --d-model")
+    add("--heads", type=integer(1, 2**16), default=8, help="attention heads, h; must divide --d-model")
     add("--repeats", type=integer(2), default=10, help="timed calls of each contender")
     add("--warmup", type=integer(1), default=5, help="calls before them that do not count")
     add_device_option(parser)
     add_precision_option(parser)
-    add("--out", type=Path, default=PICTURE, help="picture of --lengths")
+    add("--out", type=file_name, default=PICTURE, help="picture of --lengths")
     add("--json", action="store_true", help="print one JSON document instead of the table")
     args = parser.parse_args(argv)
     try:
@@ -344,6 +349,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
             raise ValueError(f"--heads {args.heads}: must divide --d-model {args.d_model}")
         if args.lengths:
             check_picture("--out", args.out)
+            check_output("--out", args.out, "picture")
         elif args.out != Path(PICTURE):
             raise ValueError(f"--out {args.out}: needs --lengths, one length makes no picture")
         args.device = choose_device(args.device)
@@ -413,7 +419,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             draw(document["rows"], title.format(**document), args.out)
         except OSError as error:
-            print(f"mha_vs_sdpa.py: error: --out {args.out}: cannot be written ({error})", file=sys.stderr)
+            text = f"--out {args.out}: cannot be written ({reason(error)})"
+            print(f"mha_vs_sdpa.py: error: {text}", file=sys.stderr)
             return 2
         if not args.json:
             say(f"wrote {args.out}")

@@ -33,7 +33,6 @@ from toolbox.checkpoint import (
 )
 from toolbox.command_line import (
     ArgumentParser,
-    check_file,
     check_unchanged,
     integer,
     run_script,
@@ -47,6 +46,7 @@ from toolbox.device import (
     choose_precision,
     device_name,
 )
+from toolbox.files import FileError, check_output, file_name, held
 
 # ------------------------------------------------------------------------------------------------- settings
 
@@ -58,6 +58,7 @@ SEQ_LEN = MAX_LEN + 2  # room for <bos> and <eos>
 D_MODEL = 128
 
 CHECKPOINT = "reverse_transformer.pt"
+PLAIN = "recipe"  # the model of this file; the exercises train others
 TRAIN_SEED, VAL_SEED, TEST_SEED = 0, 1, 2  # of the strings; --seed is for weights, dropout and shuffling
 VAL_DRAWN, VAL_SCORED = 1000, 500  # the strings scored after each epoch are the same ones every time
 TEST_SIZE = 10_000  # unseen strings for the report at the end
@@ -214,15 +215,18 @@ def train_epoch(
 ) -> tuple[float, float]:  # fmt: skip
     """One pass over (src, tgt) [n, L] in shuffled batches, a short last one dropped -> loss, token accuracy.
 
-    Both are means over all tokens of the epoch, under teacher forcing, with dropout on.
+    Both are means over all tokens of the epoch, under teacher forcing, with dropout on. FloatingPointError
+    when the loss becomes infinite or NaN: it never recovers.
     """
     model.train()
     batches = torch.randperm(len(src)).to(src.device).split(batch_size)[: len(src) // batch_size]
     totals = torch.zeros(3, device=src.device)
     for number, rows in enumerate(batches, start=1):
         totals += train_step(model, optimizer, scheduler, src[rows], tgt[rows], precision, smoothing)
-        if number % 20 == 0:
+        if number % 20 == 0 or number == len(batches):  # looking more often would make a GPU wait for Python
             show_progress(f"{label}step {number}/{len(batches)}")
+            if not totals[0].isfinite():
+                raise FloatingPointError(f"{label}step {number}: the loss became infinite or NaN")
     show_progress("")
     loss, right, tokens = totals.tolist()
     return loss / tokens, right / tokens
@@ -308,7 +312,7 @@ def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN, use_c
             finished |= new == EOS_ID
             if finished.all():
                 break
-    return tgt
+    return tgt.clone()  # outside of inference mode: a tensor like any other, which training may use
 
 
 def exact_rows(model: Transformer, src: Tensor, tgt: Tensor, batch_size: int = 500) -> Tensor:
@@ -375,16 +379,30 @@ def kept_options(run: dict) -> dict:
     return {name: run[name] for name in sorted(names)}
 
 
-def save_checkpoint(path: Path, model, optimizer, scheduler, history: list[dict], run: dict) -> None:
-    """Write all that a later run needs. CheckpointError where it cannot be written."""
+def save_checkpoint(
+    path: Path, model, optimizer, scheduler, history: list[dict], run: dict, variant: str = PLAIN
+) -> None:
+    """Write all that a later run needs. CheckpointError where it cannot be written.
+
+    variant: which model of the exercises this is, as the settings alone may not say it.
+    """
     checkpoint = {"settings": model.settings, "epoch": len(history), "history": history, "run": run}
+    checkpoint["variant"] = variant
     write_checkpoint(path, checkpoint | training_state(model, optimizer, scheduler))
 
 
-def load_checkpoint(path: Path | str) -> dict:
+def load_checkpoint(path: Path | str, variant: str = PLAIN) -> dict:
     """All that `save_checkpoint` wrote. CheckpointError, naming the file, for anything else."""
     keys = ("epoch", "history", "model", "optimizer", "rng", "run", "scheduler", "settings")
-    return read_checkpoint(path, keys, "train.py")
+    return check_variant(read_checkpoint(path, keys, "train.py"), path, variant)
+
+
+def check_variant(checkpoint: dict, path: Path | str, variant: str = PLAIN) -> dict:
+    """The checkpoint. CheckpointError when it holds another variant: its weights may fit and mean nothing."""
+    found = checkpoint.get("variant", PLAIN)
+    if found != variant:
+        raise CheckpointError(f"{path}: holds the exercises' model {found!r}, not {variant!r}")
+    return checkpoint
 
 
 def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Transformer, list[dict]]:
@@ -395,6 +413,7 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Tr
     """
     chapters = dict(src_vocab=VOCAB, tgt_vocab=VOCAB)  # all else is Transformer's default
     checkpoint = read_checkpoint(path, ("settings", "model", "history"), "train.py", bare=chapters)
+    check_variant(checkpoint, path)
     return rebuild(Transformer, checkpoint, path).to(device), checkpoint["history"]
 
 
@@ -410,15 +429,15 @@ def build_parser() -> ArgumentParser:
         default="chapter",
         help="defaults of the next four; also dropout, schedule, smoothing, long strings",
     )
-    add("--epochs", type=integer(1), help="passes over the training strings, in all")
-    add("--batch-size", type=integer(1), help="strings per update")
+    add("--epochs", type=integer(1, 1_000_000), help="passes over the training strings, in all")
+    add("--batch-size", type=integer(1, 10_000_000), help="strings per update")
     add("--samples", type=integer(1, 10_000_000), help="training strings")
     add("--warmup", type=integer(1), help="updates until the learning rate peaks")
     parser.set_defaults(**RECIPES["chapter"])
     add("--seed", type=integer(0, 2**32 - 1), default=0, help="for weights, dropout and shuffling")
     add_device_option(parser)
     add_precision_option(parser)
-    add("--out", type=Path, default=CHECKPOINT, help="checkpoint, written after every epoch")
+    add("--out", type=file_name, default=CHECKPOINT, help="checkpoint, written after every epoch")
     add("--resume", action="store_true", help="go on from the checkpoint at --out")
     return parser
 
@@ -440,7 +459,7 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict | None]
             raise ValueError(f"--batch-size {args.batch_size}: must not exceed --samples {args.samples}")
         if args.peak and args.warmup > updates_of(vars(args)):
             raise ValueError(f"--warmup {args.warmup}: the run has only {updates_of(vars(args))} updates")
-        check_file("--out", args.out)
+        check_output("--out", args.out, "checkpoint")
         args.device = choose_device(args.device)
         args.precision, args.why = choose_precision(args.precision, args.device)
     except ValueError as error:
@@ -452,9 +471,15 @@ def main(argv: list[str] | None = None) -> int:
     args, checkpoint = parse_args(argv)
     history, existed = list(checkpoint["history"]) if checkpoint else [], args.out.exists()
     try:
-        train(args, checkpoint, history)
-    except CheckpointError as error:
-        print(f"train.py: error: --out {error}", file=sys.stderr)
+        with held("--out", args.out):
+            train(args, checkpoint, history)
+    except (CheckpointError, FileError) as error:
+        option = "" if isinstance(error, FileError) else "--out "
+        print(f"train.py: error: {option}{error}", file=sys.stderr)
+        return 2
+    except FloatingPointError as error:
+        show_progress("")
+        print(f"train.py: error: --warmup {args.warmup}: {error}; try a higher one", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         show_progress("")

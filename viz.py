@@ -18,9 +18,10 @@ from torch import Tensor
 
 from model import Transformer, attention_weights
 from toolbox.checkpoint import CheckpointError
-from toolbox.command_line import ArgumentParser, run_script, say
+from toolbox.command_line import ArgumentParser, run_script, say, shorten
 from toolbox.device import add_device_option, choose_device
 from toolbox.figures import check_picture, new_figure, save_figure
+from toolbox.files import check_outputs, file_name, reason
 from toolbox.heatmap import (
     KINDS,
     add_map_options,
@@ -29,7 +30,6 @@ from toolbox.heatmap import (
     measures,
     picture_path,
     say_grid,
-    shorten,
 )
 from train import (
     CHECKPOINT,
@@ -189,9 +189,9 @@ def build_parser() -> ArgumentParser:
     add, unset = parser.add_argument, argparse.SUPPRESS
     add("--digits", default=DEMO, help="the string to reverse; spaces and commas do not count")
     add_map_options(parser)
-    add("--curve", type=Path, nargs="?", const=Path(CURVE), default=unset, metavar="FILE",
+    add("--curve", type=file_name, nargs="?", const=Path(CURVE), default=unset, metavar="FILE",
         help="also draw the training curve (default FILE: %(const)s)")  # fmt: skip
-    add("--checkpoint", type=Path, default=CHECKPOINT, help="written by train.py")
+    add("--checkpoint", type=file_name, default=CHECKPOINT, help="written by train.py")
     add_device_option(parser)
     return parser
 
@@ -212,10 +212,11 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer,
     args = parser.parse_args(argv, argparse.Namespace(curve=None))
     try:
         args.out = picture_path(args)
+        pictures = [("--out", args.out, "picture")]
         if args.curve:
             check_picture("--curve", args.curve)
-            if args.curve.absolute() == args.out.absolute():
-                raise ValueError(f"--curve {args.curve}: --out has the same name; give two names")
+            pictures.append(("--curve", args.curve, "picture"))
+        check_outputs(pictures, [("--checkpoint", args.checkpoint)])
         model, history = load_model(args.checkpoint, choose_device(args.device))
         args.digits = legal_digits(args, model.settings)
         args.layer = layer_number(args, model.settings)
@@ -275,7 +276,7 @@ def main(argv: list[str] | None = None) -> int:
             draw_curve(history, path)
             say(f"wrote {path}")
     except OSError as error:
-        print(f"viz.py: error: {path}: cannot be written ({error.strerror or error})", file=sys.stderr)
+        print(f"viz.py: error: {path}: cannot be written ({reason(error)})", file=sys.stderr)
         return 2
     return 0
 

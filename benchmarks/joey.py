@@ -36,12 +36,13 @@ import torch
 from torch import Tensor, nn
 
 from model import PAD_ID, Transformer
-from toolbox.command_line import ArgumentParser, check_file, integer, run_script, say
+from toolbox.command_line import ArgumentParser, integer, run_script, say
 from toolbox.device import add_device_option, choose_device, choose_precision, device_name
+from toolbox.files import check_outputs, file_name, reason, write_text
 from toolbox.measure import quartiles, take_turns, without_tf32
 from train import ADAM, BOS_ID, EOS_ID, evaluating
 from translation.bleu import corpus_bleu
-from translation.checkpoint import load_translator
+from translation.checkpoint import checkpoint_files, load_translator
 from translation.data import UNK_ID, LangPairDataset, Tokenizer, TransformerBatchSampler, collate
 from translation.decode import ALPHA, BATCH, BEAM, output_limit, translate_lines
 from translation.options import PRESETS, build_parser
@@ -390,22 +391,23 @@ def parse_args(parser: ArgumentParser, argv: list[str] | None) -> argparse.Names
     """-> options, with `device` and the package as `joey`. ValueError for what argparse cannot see."""
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, help="None: train, and with --checkpoint also decode")
-    add("--data", type=Path, default="multi30k", help="folder with train.de, train.en and the split's files")
-    add("--checkpoint", type=Path, help="a run of translation.train or one of its .pt files, for decoding")
+    add("--data", type=file_name, default="multi30k", help="folder of train.de, train.en, the split's files")
+    add("--checkpoint", type=file_name, help="a run of translation.train, or a .pt file of it, to decode by")
     add("--split", default="test_2016_flickr", help="what is decoded")
     add("--sentences", type=integer(1), help="decode only so many, the first ones; None: all")
     add("--rounds", type=integer(1), default=3, help="decodings of all sentences by each")
     add("--updates", type=integer(2), default=60, help="timed updates of each")
     add("--precision", choices=("fp32", "bf16"), default="fp32", help="of both in training")
     add("--seed", type=integer(0, 2**32 - 1), default=0, help="for weights, dropout and batches")
-    add("--json", type=Path, help="file for all numbers; None: not written")
+    add("--json", type=file_name, help="file for all numbers; None: not written")
     add_device_option(parser)
     args = parser.parse_args(argv)
     args.parts = args.parts or (PARTS if args.checkpoint else PARTS[:1])
     if "decode" in args.parts and not args.checkpoint:
         raise ValueError("--parts decode: needs --checkpoint, a run of translation.train")
     if args.json:
-        check_file("--json", args.json)
+        inputs = checkpoint_files(args.checkpoint) if args.checkpoint else []
+        check_outputs([("--json", args.json, "JSON file")], inputs)
     args.device = choose_device(args.device)
     choose_precision(args.precision, args.device)
     args.joey = load_joey()
@@ -447,7 +449,10 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(" ".join(str(error).split()))
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        try:
+            write_text(args.json, json.dumps(results, indent=1))
+        except OSError as error:
+            parser.error(f"--json {args.json}: cannot be written ({reason(error)})")
         say(f"wrote {args.json}")
     return 0
 

@@ -14,9 +14,10 @@ import torch
 
 import mha_vs_sdpa
 from benchmarks import decode_time, memory, recipes, step_time
-from toolbox.command_line import ArgumentParser, check_file, run_script, say
+from toolbox.command_line import ArgumentParser, run_script, say
 from toolbox.device import device_name
 from toolbox.figures import check_picture, new_figure, save_figure
+from toolbox.files import check_outputs, file_name, reason, write_text
 from toolbox.measure import start_benchmark
 
 
@@ -94,14 +95,14 @@ def draw(results: dict, path: Path) -> None:
 def check_files(args: argparse.Namespace) -> None:
     """ValueError, before minutes of measuring, when the results could not be written."""
     check_picture("--out", args.out)
-    check_file("--json", args.json)
+    check_outputs([("--json", args.json, "JSON file"), ("--out", args.out, "picture")])
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.run", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=MEASURE, default=[*MEASURE], help="the parts to run")
-    parser.add_argument("--json", type=Path, default="benchmarks.json", help="all numbers")
-    parser.add_argument("--out", type=Path, default="benchmarks.png", help="picture")
+    parser.add_argument("--json", type=file_name, default="benchmarks.json", help="all numbers")
+    parser.add_argument("--out", type=file_name, default="benchmarks.png", help="picture")
     args, device, precision = start_benchmark(parser, argv, check_files)
     results, began = {}, time.perf_counter()
     for section in args.only:
@@ -109,10 +110,10 @@ def main(argv: list[str] | None = None) -> int:
     seconds = time.perf_counter() - began
     settings = dict(device=device_name(device), precision=precision, torch=torch.__version__, seconds=seconds)
     try:
-        args.json.write_text(json.dumps(settings | results, indent=1), encoding="utf-8")
+        write_text(args.json, json.dumps(settings | results, indent=1))
         draw(results, args.out)
     except OSError as error:
-        print(f"benchmarks.run: error: cannot write the results ({error})", file=sys.stderr)
+        print(f"benchmarks.run: error: cannot write the results ({reason(error)})", file=sys.stderr)
         return 2
     say(f"wrote {args.json} and {args.out} after {seconds:.0f} s")
     return 0

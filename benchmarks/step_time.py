@@ -47,7 +47,7 @@ def measure(device: torch.device, rounds: int = 30, batch_size: int = 64, precis
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.step_time", description=__doc__)
     parser.add_argument("--rounds", type=integer(2), default=30, help="timed steps of each model")
-    parser.add_argument("--batch-size", type=integer(1), default=64, help="strings per step")
+    parser.add_argument("--batch-size", type=integer(1, 1_000_000), default=64, help="strings per step")
     args, device, precision = start_benchmark(parser, argv)
     measure(device, args.rounds, args.batch_size, precision)
     return 0

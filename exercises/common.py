@@ -4,6 +4,7 @@ A variant is the recipe of train.py with one thing changed. All variants see the
 training with the same state of the random generator: the one that train.py has at that point.
 """
 
+import contextlib
 import json
 import math
 import time
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 
 import train
 from model import PAD_ID, TokenAndPosition, Transformer, sinusoidal_position_encoding
-from toolbox.checkpoint import CheckpointError, replacing, restore
+from toolbox.checkpoint import CheckpointError, restore
+from toolbox.files import held, write_text
 from train import (
     BOS_ID,
     EOS_ID,
@@ -192,8 +194,7 @@ def plain(value):
 
 
 def write_json(path: Path, document: dict) -> None:
-    with replacing(path) as file:
-        file.write((json.dumps(plain(document), indent=1) + "\n").encode())
+    write_text(path, json.dumps(plain(document), indent=1) + "\n")
 
 
 def read_json(path: Path) -> dict:
@@ -227,35 +228,42 @@ def train_variant(
     """Train, or continue after the last whole epoch, or only load; write the result if there is none.
 
     -> the trained model, with room for strings of LONGEST digits. `again`: from the start, and write anew.
-    The .pt file beside the result is the checkpoint. CheckpointError when it is of another run.
+    The .pt file beside the result is the checkpoint. CheckpointError when it is of another run; FileError
+    when another process is training it.
     """
     path = result_path(folder, variant.name, run)
+    with held("--results", path.with_suffix(".pt")):
+        return train_held(variant, run, path, again, say)
+
+
+def train_held(variant: Variant, run: dict, path: Path, again: bool, say: Callable) -> nn.Module:
+    """`train_variant`, whose result goes to `path`."""
     checkpoint = path.with_suffix(".pt")
-    if again:
-        checkpoint.unlink(missing_ok=True)
     data, history = make_data(variant, run), []
     make_model(run)
     state = torch.get_rng_state()  # as train.py has it when its training starts
     model = variant.model(run)
     torch.set_rng_state(state)
     optimizer, scheduler = make_optimizer(model, run)
-    if checkpoint.exists():
-        saved = train.load_checkpoint(checkpoint)
+    if checkpoint.exists() and not again:
+        saved = train.load_checkpoint(checkpoint, variant.name)
         if saved["run"] != run:
             raise CheckpointError(f"{checkpoint}: of a run with other options; --again starts anew")
         restore(saved, checkpoint, model, optimizer, scheduler)
         history = saved["history"]
     for epoch in range(len(history) + 1, run["epochs"] + 1):
         start, label = time.perf_counter(), f"{path.stem}, epoch {epoch}/{run['epochs']}, "
-        loss, token_acc = train_epoch(
-            model, optimizer, scheduler, *data.train, run["batch_size"], "fp32", run["smoothing"], label
-        )
+        loss = token_acc = math.nan  # of a run whose loss is lost; its score is worth knowing all the same
+        with contextlib.suppress(FloatingPointError):
+            loss, token_acc = train_epoch(
+                model, optimizer, scheduler, *data.train, run["batch_size"], "fp32", run["smoothing"], label
+            )
         row = dict(epoch=epoch, loss=loss, token_acc=token_acc)
         row["val_token_acc"] = token_accuracy(forced_tokens(model, *data.val), data.val[1])
         row["val_exact_match"] = share(exact_rows(model, *data.val))
         row |= dict(lr=scheduler.get_last_lr()[0], seconds=time.perf_counter() - start)
         history.append(row)
-        train.save_checkpoint(checkpoint, model, optimizer, scheduler, history, run)
+        train.save_checkpoint(checkpoint, model, optimizer, scheduler, history, run, variant.name)
         say("  epoch {epoch:2}  loss {loss:.4f}  val_exact_match {val_exact_match:.3f}".format(**row))
     settings, start = dict(model.settings), time.perf_counter()
     lengthen(model)
@@ -265,5 +273,5 @@ def train_variant(
         document["history"] = [{k: v for k, v in row.items() if k != "seconds"} for row in history]
         write_json(path, document | final_scores(variant, model, data.test))
         seconds = sum(row["seconds"] for row in history) + time.perf_counter() - start
-        note_seconds(folder, path.stem, seconds)
+        note_seconds(path.parent, path.stem, seconds)
     return model

@@ -40,6 +40,7 @@ from exercises.common import (
 from exercises.pictures import WHAT, draw_summary, spread
 from toolbox.command_line import ArgumentParser, integer, run_script, say
 from toolbox.figures import save_figure
+from toolbox.files import file_name
 from train import RECIPES, updates_of
 
 MODULES = (
@@ -282,10 +283,10 @@ def build_parser() -> ArgumentParser:
     add("--table", action="store_true", help="print the results as Markdown")
     add("--recipe", choices=(*RECIPES, "both"), default="both", help="how to train")
     add("--seeds", type=seed_list, help="such as 0,1,2; if not given, 0 for chapter and 0,1,2 for fast")
-    add("--epochs", type=integer(1), help="instead of the recipe's, for a quick look")
+    add("--epochs", type=integer(1, 1_000_000), help="instead of the recipe's, for a quick look")
     add("--again", action="store_true", help="run finished ones once more")
-    add("--results", type=Path, default=RESULTS, help="folder of the JSON files")
-    add("--pictures", type=Path, default=PICTURES, help="folder of the pictures")
+    add("--results", type=file_name, default=RESULTS, help="folder of the JSON files")
+    add("--pictures", type=file_name, default=PICTURES, help="folder of the pictures")
     return parser
 
 

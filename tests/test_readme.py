@@ -130,6 +130,81 @@ def test_figures_of_the_speed_page_are_those_of_the_result_file():
     assert f"length^{decoding['growth_power']:.2f}" in SPEED and f"{results['seconds']:.0f} s" in SPEED
 
 
+RUNS = dict(
+    re.findall(
+        r"```text\n\$ ([^\n]*)\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), re.S
+    )
+)  # command -> all it printed
+
+
+def row(page, start):
+    """The cells of the one row of a page's tables that begins so."""
+    (found,) = [line for line in page.splitlines() if line.startswith(f"| {start} |")]
+    return [cell.strip() for cell in found.split("|")[1:-1]]
+
+
+def epochs(output):
+    """What train.py printed -> for each epoch the numbers of its line, by name."""
+    lines = [line.split() for line in output.splitlines() if line.startswith("epoch ")]
+    return [dict(zip(line[2::2], line[3::2], strict=False)) for line in lines]
+
+
+def unseen(output):
+    """What train.py printed -> exact match on all unseen strings, as text."""
+    return re.search(r"^  right .* (\S+)$", output, re.M)[1]
+
+
+def test_output_shown_is_that_of_the_runs():
+    shown = re.findall(r"```text\n(.*?)```", README, re.S)
+    assert shown == [RUNS["python train.py --recipe fast --out fast.pt"], RUNS["python viz.py"]]
+
+
+def test_results_beside_the_chapters_are_those_of_the_runs():
+    runs = [
+        RUNS[f"python train.py{more}"]
+        for more in ("", " --seed 1 --out seed1.pt", " --seed 2 --out seed2.pt")
+    ]
+    histories = [epochs(output) for output in runs]
+    assert [len(history) for history in histories] == [10, 10, 10]
+
+    def of_seeds(epoch, name):
+        return ", ".join(history[epoch - 1][name] for history in histories)
+
+    assert row(README, "token accuracy, epoch 1")[2].startswith(of_seeds(1, "token_acc"))
+    assert row(README, "exact match, epoch 5")[2] == of_seeds(5, "val_exact_match")
+    assert row(README, "exact match, epoch 10")[2] == of_seeds(10, "val_exact_match")
+    chapters = [re.search(r"^on the first .*: (\S+)$", output, re.M)[1] for output in runs]
+    assert row(README, "the same, scored as the chapter does")[1:] == ["0.996", ", ".join(chapters)]
+    assert row(README, "exact match on 10,000 unseen strings")[2] == ", ".join(map(unseen, runs))
+    seconds = float(re.search(r"trained in (\S+) s", runs[0])[1])
+    assert row(README, "time for 10 epochs")[2].startswith(f"{seconds:.0f} s")
+    assert f"it reverses {round(10_000 * float(unseen(runs[0]))):,} without a mistake" in " ".join(
+        README.split()
+    )
+
+
+def test_attention_table_is_that_of_the_run():
+    printed = [line.split() for line in RUNS["python mha_vs_sdpa.py"].splitlines()]
+    forward = [line for line in printed if line[:2] == ["1024", "forward"] and line[2] != "+"]
+    values = [[float(cell.replace(",", "")) for cell in line[-5:]] for line in forward]
+    assert [line[2] for line in forward] == ["by", "tiles", "SDPA"]
+    assert row(README, "forward")[1:4] == [f"{median:.0f} ms" for median, *_ in values]
+    assert row(README, "peak memory")[1:4] == [f"{peak:.0f} MB" for *_, peak, _ in values]
+    printed = RUNS["python mha_vs_sdpa.py --lengths 256,512,1024,2048"]
+    grows = re.findall(r"peak memory forward  +(by hand|tiles|SDPA) .*: (\S+)$", printed, re.M)
+    by_hand, tiles, sdpa = (power for _, power in grows)
+    text = f"memory as L^{by_hand} by hand, L^{tiles} in tiles, L^{sdpa} through SDPA"
+    assert text in " ".join(README.split())
+
+
+def test_ablation_is_that_of_the_run():
+    printed = RUNS["python -m benchmarks.recipes --ablation"]
+    rows = re.findall(r"^  (\S.*?)  +(0\.\d+)  (0\.\d+)$", printed, re.M)
+    assert len(rows) == 8
+    for name, *exact in rows:
+        assert row(SPEED, name) == [name, *exact]
+
+
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("[a-z]*/README.md")])
 
 

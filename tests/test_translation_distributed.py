@@ -52,7 +52,8 @@ def test_too_few_gpus_are_noticed_in_every_process(monkeypatch):
     """Rank 0, which speaks for all, must not go on to wait for those that have no GPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for name, value in dict(RANK=0, WORLD_SIZE=4, MASTER_ADDR="x", MASTER_PORT=1, LOCAL_WORLD_SIZE=4).items():
+        monkeypatch.setenv(name, str(value))
     for local in range(4):
         monkeypatch.setenv("LOCAL_RANK", str(local))
         assert own_device(torch.device("cpu")) == torch.device("cpu")

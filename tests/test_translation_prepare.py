@@ -13,7 +13,6 @@ from processes import ENCODING, ROOT, STRICT, own_warnings, run_python
 pytest.importorskip("sentencepiece", reason="the translation part needs sentencepiece")
 
 from translation import prepare  # noqa: E402
-from translation.data import Tokenizer  # noqa: E402
 from translation.sample import SAMPLE, split_sample  # noqa: E402
 
 SUMS = ROOT.parent / "shared" / "multi30k" / "SHA256SUMS"
@@ -107,7 +106,7 @@ BROKEN = {
 def test_broken_download_leaves_nothing_and_says_what_to_put_where(name, server, tmp_path, capsys):
     content, cut, word = BROKEN[name]
     server.spoil["val.de.gz"], server.cut["val.de.gz"] = content, cut
-    message = refused(capsys, "--data", tmp_path, "--tokenizer", tmp_path / "t.model")
+    message = refused(capsys, "--data", tmp_path)
     assert names(tmp_path) == ["train.de.gz", "train.en.gz"]  # the whole ones stay, and nothing else
     missing = [n for n in FILES if not n.startswith("train")]
     for part in (word, str(tmp_path), "--sample", prepare.URL, ", ".join(missing)):
@@ -119,13 +118,13 @@ def test_broken_download_leaves_nothing_and_says_what_to_put_where(name, server,
 
 def test_interrupted_download_leaves_nothing_half(server, tmp_path, capsys):
     server.cut["train.en.gz"] = KeyboardInterrupt()
-    assert prepare.main(["--data", str(tmp_path), "--tokenizer", str(tmp_path / "t")]) == 130
+    assert prepare.main(["--data", str(tmp_path)]) == 130
     assert names(tmp_path) == ["train.de.gz"] and capsys.readouterr().out == ""
 
 
 def test_a_file_that_differs_is_named_and_never_overwritten(server, tmp_path, capsys):
     (tmp_path / "train.de.gz").write_bytes(b"mine")
-    message = refused(capsys, "--data", tmp_path, "--tokenizer", tmp_path / "t")
+    message = refused(capsys, "--data", tmp_path)
     assert "train.de.gz" in message and "--own" in message and server.asked == []
     assert (tmp_path / "train.de.gz").read_bytes() == b"mine" and names(tmp_path) == ["train.de.gz"]
 
@@ -177,29 +176,18 @@ def test_own_files_are_used_as_they_are(server, tmp_path, capsys):
     for split, count in (("train", 6), ("val", 2)):
         (tmp_path / f"{split}.fr").write_text("un œuf\n" * count, encoding="utf-8")
         (tmp_path / f"{split}.en").write_text("an egg\n" * (count - 1) + "\n", encoding="utf-8")
-    model = tmp_path / "t.model"
-    argv = ["--own", "--data", tmp_path, "--src", "fr", "--tgt", "en", "--tokenizer", model]
+    before = names(tmp_path)
+    argv = ["--own", "--data", tmp_path, "--src", "fr", "--tgt", "en"]
     assert prepare.main([str(a) for a in argv]) == 0
     out = capsys.readouterr().out
     assert "train 6, val 2; fr to en" in out and "5 of 6 kept; dropped 1 with an empty side, 0 with" in out
-    assert server.asked == [] and Tokenizer.load(model).decode(Tokenizer.load(model).encode("œuf")) == "œuf"
+    assert server.asked == [] and names(tmp_path) == before
 
 
 def test_multi30k_path_from_download_to_report(server, tmp_path, capsys):
-    assert prepare.main(["--data", str(tmp_path), "--tokenizer", str(tmp_path / "t")]) == 0
+    assert prepare.main(["--data", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "8 files fetched" in out and "train 2, val 2, test_2016_flickr 2, test_2017_flickr 2" in out
-
-
-def test_another_tokeniser_is_not_overwritten(tmp_path, capsys):
-    model = tmp_path / "t.model"
-    assert prepare.main(["--sample", "--tokenizer", str(model)]) == 0
-    before = model.read_bytes()
-    assert prepare.main(["--sample", "--tokenizer", str(model)]) == 0  # the same bytes again
-    capsys.readouterr()
-    message = refused(capsys, "--sample", "--vocab-size", 700, "--tokenizer", model)
-    assert str(model) in message and model.read_bytes() == before
-    assert "--tokenizer" in refused(capsys, "--sample", "--tokenizer", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +201,7 @@ def test_another_tokeniser_is_not_overwritten(tmp_path, capsys):
         (["--sample", "--src", "fr"], ["--src fr", "de and en"]),
         (["--src", "en"], ["--src and --tgt", "en", "must differ"]),
         (["--own", "--data", "absent"], ["absent/train.de", "no such file"]),
-        (["--sample", "--tokenizer", "absent/t"], ["--tokenizer absent/t", "folder that exists"]),
+        (["--sample", "--data", "absent"], ["--data", "--sample"]),
         (["--timeout", "0"], ["--timeout", "'0'"]),
         (["--nonsense"], ["--nonsense"]),
     ],
@@ -237,6 +225,6 @@ def test_script_runs_under_strict_warnings_and_help_shows_defaults(tmp_path):
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["data", "sentences", "subwords", "pairs", "batches"]
     assert "train 128, val 16, test 16" in lines[1] and "% padding" in lines[4]
-    assert names(tmp_path) == ["tokenizer.model"]
+    assert names(tmp_path) == []
     text = run("--help")
-    assert text.returncode == 0 and text.stdout.count("(default:") == 9
+    assert text.returncode == 0 and text.stdout.count("(default:") == 8

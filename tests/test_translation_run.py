@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -104,9 +105,10 @@ def test_a_killed_run_goes_on_from_its_last_save_to_the_same_end(tmp_path, monke
         with pytest.raises(SystemError):
             train(tmp_path / "b", "--epochs", 2, "--save-every", 2)
     assert read(tmp_path / "b/last.pt")["scheduler"]["last_epoch"] == 2
-    (tmp_path / "b/last.pt.123.tmp").write_bytes(b"half")
+    (tmp_path / "b/last.pt.0123456789abcdef.unfinished").write_bytes(b"half")
+    (tmp_path / "b/notes.tmp").write_bytes(b"mine")
     same(resume(tmp_path / "b"), straight)
-    assert not list((tmp_path / "b").glob("*.tmp"))
+    assert not list((tmp_path / "b").glob("*.unfinished")) and (tmp_path / "b/notes.tmp").exists()
 
 
 def test_ctrl_c_after_training_leaves_last_alone(tmp_path, monkeypatch):
@@ -248,8 +250,15 @@ def test_without_tqdm_it_says_what_to_install_and_writes_nothing(tmp_path, capsy
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_that_became_infinite_are_never_written(tmp_path, capsys):
-    assert "--lr-factor" in one_line_error(capsys, *TINY, "--out", tmp_path, "--lr-factor", "1e30")
+def test_weights_that_became_infinite_are_never_written(tmp_path, capsys, monkeypatch):
+    honest = tt.train_step
+
+    def overflowing(model, *args):
+        torch.nn.init.constant_(model.out_proj.bias, math.inf)
+        return honest(model, *args)
+
+    monkeypatch.setattr(tt, "train_step", overflowing)
+    assert "--lr-factor" in one_line_error(capsys, *TINY, "--out", tmp_path)
     assert [path.name for path in tmp_path.glob("*.pt")] == ["last.pt"]
     assert all(value.isfinite().all() for value in read(tmp_path / "last.pt")["model"].values())
 

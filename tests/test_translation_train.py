@@ -20,7 +20,7 @@ from translation.bleu import corpus_bleu
 from translation.curves import open_tensorboard
 from translation.data import LangPairDataset, Tokenizer, collate
 from translation.prepare import load_split
-from translation.run import choose_attention, make_optimizer
+from translation.run import Run, choose_attention, make_optimizer
 
 # ----------------------------------------------------------------------------------------------- the updates
 
@@ -83,16 +83,55 @@ def test_schedule_is_noam_times_the_factor(monkeypatch):
 
 
 def test_cooldown_takes_the_rate_to_zero_in_a_straight_line():
-    """20 updates, cooldown 5: Noam's rate for 15, then 5/5, 4/5, ... 1/5 of it, and 0 behind the end."""
+    """A cooldown of 5 updates after 15 others: 5/5, 4/5, ... 1/5 of Noam's rate, and 0 behind the end."""
+    run = Run.__new__(Run)
+    run.cooldown = None
+    assert [run.rate_left(step) for step in (0, 14, 15, 99)] == [1, 1, 1, 1]
+    run.cooldown = 15, 5
+    shares = [run.rate_left(step) for step in range(13, 22)]
+    assert shares == pytest.approx([1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0, 0])
+
+
+@pytest.mark.parametrize("seed, tokens, cooldown", [(0, 90, 3), (1, 120, 2), (2, 200, 1), (3, 90, 9)])
+def test_cooldown_ends_at_zero_whatever_the_epochs_hold(tmp_path, monkeypatch, seed, tokens, cooldown):
+    """Epochs have unequal numbers of batches; the rate is 0 after the very last update, not before (B51)."""
+    used, honest, epochs = [], tt.train_step, 3
+
+    def spy(model, optimizer, *args):
+        used.append(optimizer.param_groups[0]["lr"])
+        return honest(model, optimizer, *args)
+
+    monkeypatch.setattr(tt, "train_step", spy)
+    options = ["--epochs", epochs, "--seed", seed, "--max-tokens", tokens, "--save-every", 7]
+    last = train(tmp_path / "a", *options, "--cooldown", cooldown)
+    counts = [row["updates"] for row in last["history"]]
+    assert len(used) == counts[-1]
+    begin = counts[epochs - cooldown - 1] if cooldown < epochs else 0
     model = torch.nn.Linear(1, 1)
-    model.settings = {"d_model": 512}
-    rates = [
-        make_optimizer(model, 4, 0.5, updates=20, cooldown=cooldown)[1].lr_lambdas[0] for cooldown in (0, 5)
-    ]
-    plain, cooled = ([rate(step) for step in range(22)] for rate in rates)
-    assert plain[:16] == cooled[:16]
-    shares = [c / p for c, p in zip(cooled[15:], plain[15:], strict=True)]
-    assert shares == pytest.approx([1, 0.8, 0.6, 0.4, 0.2, 0, 0])
+    model.settings = {"d_model": 32}
+    noam = make_optimizer(model, 40, 0.5)[1].lr_lambdas[0]
+    shares = [lr / noam(step) for step, lr in enumerate(used)]
+    total = len(used) - begin
+    assert shares == pytest.approx([1.0] * begin + [1 - n / total for n in range(total)])
+    assert last["scheduler"]["_last_lr"] == [0.0] and last["history"][-1]["lr"] == 0.0
+
+    # stopped in the middle of the last epoch and resumed: the same rates
+    straight, used[:] = list(used), []
+    stop_at = counts[-1] - 2
+
+    def stopping(*args):
+        if len(used) == stop_at:
+            raise SystemError("as a kill")
+        return spy(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tt, "train_step", stopping)
+        with pytest.raises(SystemError):
+            train(tmp_path / "b", *options, "--cooldown", cooldown)
+    done = read(tmp_path / "b/last.pt")["scheduler"]["last_epoch"]
+    del used[done:]
+    resume(tmp_path / "b")
+    assert used == straight
 
 
 def test_attention_by_device():

@@ -272,7 +272,7 @@ def test_without_sacrebleu_it_says_what_to_install(run, capsys, monkeypatch):
         (["--input", "missing.de"], "missing.de: cannot be read"),
         (["--output", "x.en"], "--output: 1 files for 0 of --input"),
         (["--input", "a.de", "--output", "no/such/x.en"], "--output no/such/x.en: must be a file in"),
-        (["--input", "a.de", "--output", "a.de"], "--output a.de: is also a file of --input"),
+        (["--input", "a.de", "--output", "a.de"], "--output a.de: is also the file of --input"),
         (["Hallo.", "--input", "a.de"], "--input a.de: leave it out, or the sentence 'Hallo.'"),
         (["Hallo.", "--checkpoint", "none.pt"], "--checkpoint none.pt: no such checkpoint"),
         (["Hallo.", "--checkpoint", "."], "best.pt: no such checkpoint"),

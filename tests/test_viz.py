@@ -15,7 +15,8 @@ import torch
 
 import viz
 from model import Transformer, attention_weights
-from toolbox.heatmap import shorten, smallest_row_maximum
+from toolbox.command_line import shorten
+from toolbox.heatmap import smallest_row_maximum
 from train import BOS_ID, EOS_ID, NUM_OFFSET, encode_digits, greedy_decode, save_checkpoint
 
 SIZES = dict(d_model=8, num_heads=2, dff=8, num_layers=3, max_len=14, dropout=0.5)

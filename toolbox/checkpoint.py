@@ -1,31 +1,16 @@
 """Checkpoints: one dict of plain values and tensors, never half written, loaded with weights_only=True."""
 
-import contextlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor, nn
 
+from toolbox.files import reason, replacing
+
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be written, read or used; the message is one line that begins with the file."""
-
-
-@contextlib.contextmanager
-def replacing(path: Path | str) -> Iterator[BinaryIO]:
-    """A binary file that takes the place of `path` at the end, and only if all went well. OSError if not."""
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def write_checkpoint(path: Path | str, checkpoint: dict) -> None:
@@ -34,8 +19,7 @@ def write_checkpoint(path: Path | str, checkpoint: dict) -> None:
         with replacing(path) as file:
             torch.save(checkpoint, file)
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{path}: cannot be written ({reason})") from None
+        raise CheckpointError(f"{path}: cannot be written ({reason(error)})") from None
 
 
 def read_checkpoint(path: Path | str, keys: Sequence[str], script: str, bare: dict | None = None) -> dict:

@@ -1,13 +1,17 @@
 """What every script shares: options that are refused in one line, lines that reach a pipe, a clean end."""
 
 import argparse
+import contextlib
 import math
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+
+MOST = 10**9  # what a count may be where nothing smaller is the limit
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -24,38 +28,32 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+def integer(minimum: int, maximum: int = MOST) -> Callable[[str], int]:
     """An argparse type: a whole number from minimum to maximum, both included."""
-    legal = f"a whole number of at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = None
-        if value is None or value < minimum or (maximum is not None and value > maximum):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {legal}")
-        return value
-
-    return parse
+    legal = f"a whole number of at least {minimum} and at most {maximum}"
+    return partial(parse_number, int, minimum, maximum, legal)
 
 
-def number(minimum: float, maximum: float = math.inf, open_ends: bool = False) -> Callable[[str], float]:
-    """An argparse type: a number from minimum to maximum; with open_ends, neither of them itself."""
-    low, high = ("above", "below") if open_ends else ("at least", "at most")
-    legal = f"a number {low} {minimum:g}" + ("" if maximum == math.inf else f" and {high} {maximum:g}")
+def number(minimum: float, maximum: float, open_start: bool = False) -> Callable[[str], float]:
+    """An argparse type: a number from minimum to maximum, both included; if open_start, above minimum."""
+    legal = f"a number {'above' if open_start else 'at least'} {minimum:g} and at most {maximum:g}"
+    lowest = math.nextafter(minimum, maximum) if open_start else minimum
+    return partial(parse_number, float, lowest, maximum, legal)
 
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        inside = minimum < value < maximum if open_ends else minimum <= value <= maximum
-        if not inside or math.isinf(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {legal}")
-        return value
 
-    return parse
+def parse_number(kind: type, minimum: float, maximum: float, legal: str, text: str) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not minimum <= value <= maximum:  # NaN is never inside
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not {legal}")
+    return value
+
+
+def shorten(text: str, longest: int = 24) -> str:
+    """At most so many characters of it: two of 24 fit in a line of a title."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def option_name(name: str) -> str:
@@ -71,12 +69,6 @@ def check_unchanged(args: argparse.Namespace, kept: dict, names, source: Path) -
             raise ValueError(f"{option_name(name)} {given}: {source} was made with {made}; leave it out")
 
 
-def check_file(option: str, path: Path) -> None:
-    """ValueError when `path` cannot become a file: it is a folder, or its folder is missing."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ValueError(f"{option} {path}: must be a file in a folder that exists")
-
-
 def say(text: str) -> None:
     """print that reaches a pipe at once."""
     print(text, flush=True)
@@ -85,17 +77,47 @@ def say(text: str) -> None:
 def show_progress(text: str) -> None:
     """Overwrite one line on a terminal; write nothing where stderr is a file or a pipe. "" clears it."""
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        note(f"\r\x1b[K{text}", end="")
+
+
+def note(text: str, end: str = "\n") -> None:
+    """Print on stderr what a run does not depend on: where that is full or gone, the run goes on."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
+def open_streams() -> None:
+    """Make stdin, stdout and stderr usable whatever the program was started with."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed; a file opened later would take its number, and its output
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # replaced by something that is no text file
+            stream.reconfigure(errors="backslashreplace")  # an odd character must not end a run
 
 
 def run_script(main: Callable[[], int | None]) -> None:
-    """Run main as a program: Ctrl-C and a closed pipe (`| head`) end it without a traceback."""
+    """Run main as a program: Ctrl-C, a closed pipe (`| head`) or a full disk end it without a traceback."""
+    open_streams()
     torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
     try:
-        sys.exit(main())
+        status = main()
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)
+        note("\ninterrupted")
+        status = 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left for Python's last flush
-        sys.exit(1)
+        status = 1
+        silence()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        note(f"{Path(sys.argv[0]).name}: error: standard output: {error.strerror or error}")
+        status = 2
+        silence()
+    sys.exit(status)
+
+
+def silence() -> None:
+    """Nothing is left for Python's last flush of stdout, which would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

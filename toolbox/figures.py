@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolbox.command_line import check_file
+from toolbox.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,12 +25,13 @@ def save_figure(figure: "Figure", path: Path | None, dpi: int = DPI) -> None:
     """Write the picture with so many dots an inch, unless `path` is None."""
     if path is not None:
         width, height = figure.get_size_inches()
-        figure.savefig(path, dpi=min(dpi, (MOST_PIXELS / (width * height)) ** 0.5))
+        with replacing(path) as file:
+            dots = min(dpi, (MOST_PIXELS / (width * height)) ** 0.5)
+            figure.savefig(file, format=path.suffix[1:].lower(), dpi=dots)
 
 
 def check_picture(option: str, path: Path) -> None:
-    """ValueError when matplotlib cannot write the picture `path`: its ending or its folder."""
+    """ValueError when matplotlib cannot write a picture with the ending of `path`."""
     legal = sorted(new_figure(1, 1).canvas.get_supported_filetypes().keys() - {"pgf"})  # pgf needs LaTeX
     if path.suffix[1:].lower() not in legal:
         raise ValueError(f"{option} {path}: must end in one of .{' .'.join(legal)}")
-    check_file(option, path)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from toolbox.command_line import integer, say
 from toolbox.figures import check_picture
+from toolbox.files import file_name
 
 DECODER_ROW = "decoder input (predicts the next token)"
 KINDS = {  # what a kind of attention is called, what its rows are, what its columns are
@@ -35,7 +36,7 @@ def add_map_options(parser: argparse.ArgumentParser) -> None:
     add("--layer", type=number_or("last"), default="last", help="1 is the first")
     add("--head", type=number_or("mean"), default="mean", help="1 is the first; mean: of all heads")
     add("--grid", action="store_true", help="every layer and head in one picture")
-    add("--out", type=Path, default=argparse.SUPPRESS,
+    add("--out", type=file_name, default=argparse.SUPPRESS,
         help="picture (default: KIND_attn.png or KIND_attn_grid.png)")  # fmt: skip
 
 
@@ -71,11 +72,6 @@ def choose_map(weights: Tensor, args: argparse.Namespace) -> tuple[Tensor, str]:
 
 
 # ----------------------------------------------------------------------------------------- what is printed
-
-
-def shorten(text: str, longest: int = 24) -> str:
-    """At most so many characters of it: two of 24 fit in a line of a title."""
-    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def smallest_row_maximum(weights: Tensor) -> tuple[float, int, int]:

@@ -11,7 +11,6 @@ that has no piece. A character that matplotlib's font lacks is drawn as its code
 """
 
 import argparse
-import contextlib
 import math
 import sys
 from pathlib import Path
@@ -22,8 +21,9 @@ from torch import Tensor
 
 from model import Transformer, attention_weights
 from toolbox.checkpoint import CheckpointError
-from toolbox.command_line import ArgumentParser, integer, run_script, say
+from toolbox.command_line import ArgumentParser, integer, run_script, say, shorten
 from toolbox.device import add_device_option, choose_device
+from toolbox.files import check_outputs, file_name, reason
 from toolbox.heatmap import (
     add_map_options,
     choose_map,
@@ -31,10 +31,9 @@ from toolbox.heatmap import (
     measures,
     picture_path,
     say_grid,
-    shorten,
 )
 from train import BOS_ID, EOS_ID, evaluating
-from translation.checkpoint import CHECKPOINT, load_translator
+from translation.checkpoint import CHECKPOINT, checkpoint_files, load_translator
 from translation.data import Tokenizer, clean
 from translation.decode import BEAM, beam_search, output_limit
 from viz import draw_grid, draw_map
@@ -134,7 +133,7 @@ def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="translation.attention", description=__doc__)
     add = parser.add_argument
     add("sentence", help="what to translate, in quotes")
-    add("--checkpoint", type=Path, default=CHECKPOINT, help="a run's folder, or one of its .pt files")
+    add("--checkpoint", type=file_name, default=CHECKPOINT, help="a run's folder, or one of its .pt files")
     add_map_options(parser)
     add("--beam", type=integer(1, WIDEST_BEAM), default=BEAM, help="hypotheses kept; 1: greedy")
     add_device_option(parser)
@@ -147,6 +146,7 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer,
     args = parser.parse_args(argv)
     try:
         args.out = picture_path(args)
+        check_outputs([("--out", args.out, "picture")], checkpoint_files(args.checkpoint))
         model, tokenizer, _ = load_translator(args.checkpoint, choose_device(args.device))
         args.layer = layer_number(args, model.settings)
         args.sentence = clean(args.sentence)
@@ -169,8 +169,6 @@ def say_map(weights: Tensor, rows: list[str], columns: list[str], says: list[str
 
 
 def main(argv: list[str] | None = None) -> int:
-    with contextlib.suppress(AttributeError):  # ▁ and odd characters must not end a run on a plain terminal
-        sys.stdout.reconfigure(errors="backslashreplace")
     args, model, tokenizer = parse_args(argv)
     weights, rows, columns, output = attention_maps(model, tokenizer, args.sentence, args.kind, args.beam)
     translation = tokenizer.decode(output)
@@ -188,8 +186,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         draw(chosen, rows, columns, what, (args.sentence, translation), args.out, args.kind)
     except OSError as error:
-        reason = error.strerror or error
-        print(f"translation.attention: error: {args.out}: cannot be written ({reason})", file=sys.stderr)
+        text = f"{args.out}: cannot be written ({reason(error)})"
+        print(f"translation.attention: error: {text}", file=sys.stderr)
         return 2
     say(f"wrote {args.out}")
     return 0

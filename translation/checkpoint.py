@@ -45,6 +45,11 @@ def load_translator(
     return rebuild(Transformer, checkpoint, path).to(device), unpack_tokenizer(checkpoint, path), checkpoint
 
 
+def checkpoint_files(path: Path) -> list[tuple[str, Path]]:
+    """("--checkpoint", file) for every file that no output may replace while `path` is in use."""
+    return [("--checkpoint", file) for file in (path.glob("*.pt") if path.is_dir() else [path])]
+
+
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     """State dict of the mean weights of checkpoints, in float64. CheckpointError for a file that is none."""
     total = {}

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from model import PAD_ID
-from toolbox.checkpoint import replacing
+from toolbox.files import reason, replacing
 from train import BOS_ID, EOS_ID
 
 UNK_ID = 3  # SentencePiece wants one; it never occurs, as what has no piece is spelled in bytes
@@ -63,8 +63,8 @@ def read_lines(path: Path | str) -> list[str]:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"{path}: line {line} is not UTF-8 text") from None
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or f"broken gzip file: {error}"
-        raise ValueError(f"{path}: cannot be read ({reason})") from None
+        why = getattr(error, "strerror", None) or f"broken gzip file: {error}"
+        raise ValueError(f"{path}: cannot be read ({why})") from None
     if lines[-1] == "":
         lines.pop()
     return [clean(line.removesuffix("\r")) for line in lines]
@@ -137,7 +137,9 @@ class Tokenizer:
         buffer = io.BytesIO()
         try:
             _sentencepiece().SentencePieceTrainer.train(
-                sentence_iterator=iter(lines),
+                sentence_iterator=(
+                    line.replace("\u2585", " ") for line in lines
+                ),  # ▅ is the trainer's own mark
                 model_writer=buffer,
                 model_type="bpe",
                 vocab_size=vocab_size,
@@ -174,7 +176,7 @@ class Tokenizer:
             with replacing(path) as file:
                 file.write(self.model)
         except OSError as error:
-            raise ValueError(f"{path}: cannot be written ({error.strerror or error})") from None
+            raise ValueError(f"{path}: cannot be written ({reason(error)})") from None
 
     @classmethod
     def load(cls, path: Path | str) -> "Tokenizer":
@@ -182,7 +184,7 @@ class Tokenizer:
         try:
             model = Path(path).read_bytes()
         except OSError as error:
-            raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
+            raise ValueError(f"{path}: cannot be read ({reason(error)})") from None
         return cls(model, path)
 
     def encode(self, text: str) -> list[int]:
@@ -308,6 +310,14 @@ class LangPairDataset(torch.utils.data.Dataset):
             start += size
         dataset.pairs = list(zip(sides[::2], sides[1::2], strict=True))
         return dataset
+
+
+def is_cache(path: Path | str) -> bool:
+    """Is the file one that `LangPairDataset.cached` wrote?"""
+    try:
+        return {"key", "checksum", "ids"} <= torch.load(path, map_location="cpu", weights_only=True).keys()
+    except Exception:  # what torch raises for a file that is not its own varies from version to version
+        return False
 
 
 def _check_sides(src_lines: Sequence[str], tgt_lines: Sequence[str], max_length: int) -> None:

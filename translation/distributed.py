@@ -28,15 +28,19 @@ def world_size() -> int:
 
 
 def started() -> int:
-    """How many processes torchrun started; 1 without it. Known before they know each other."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+    """How many processes torchrun started; 1 without it. Known before they know each other.
+
+    Single variables left over from something else, such as RANK, are no torchrun.
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in names) else 1
 
 
 def own_device(device: torch.device) -> torch.device:
     """ "cuda" -> this process's GPU, of those of its machine. ValueError where it has no GPU of its own."""
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    if device.type != "cuda" or "LOCAL_RANK" not in os.environ:
+    if device.type != "cuda" or started() == 1:
         return device
+    local = int(os.environ["LOCAL_RANK"])
     here = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # processes on this machine
     if here > torch.cuda.device_count():  # then none of them may go on to wait for the others
         raise ValueError(

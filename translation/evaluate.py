@@ -10,27 +10,27 @@ beside the references. Each score comes with sacreBLEU's signature, which says h
 
 import argparse
 import time
-from pathlib import Path
 
 import torch
 
-from toolbox.command_line import ArgumentParser, check_file, integer, run_script, say, show_progress
+from toolbox.command_line import ArgumentParser, integer, run_script, say, show_progress
 from toolbox.device import choose_device, device_name
+from toolbox.files import check_outputs, file_name
 from translation.bleu import need_sacrebleu, scores
-from translation.checkpoint import load_translator
+from translation.checkpoint import checkpoint_files, load_translator
 from translation.decode import translate_lines
-from translation.prepare import load_split
+from translation.prepare import load_split, split_files
 from translation.translate import add_decoding_options, run_main, write_lines
 
 
 def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="translation.evaluate", description=__doc__)
     add, text = parser.add_argument, parser.add_mutually_exclusive_group()
-    text.add_argument("--data", type=Path, default="multi30k", help="folder with SPLIT.de and SPLIT.en, plain"
-                      " or .gz")  # fmt: skip
+    text.add_argument("--data", type=file_name, default="multi30k", help="folder with SPLIT.de and SPLIT.en,"
+                      " plain or .gz")  # fmt: skip
     text.add_argument("--sample", action="store_true", help="the built-in pairs: splits train, val, test")
     add("--split", default="test_2016_flickr", help="the start of the files' names")
-    add("--out", type=Path, help="file for the translations, one a line; None: they are not kept")
+    add("--out", type=file_name, help="file for the translations, one a line; None: they are not kept")
     add("--show", type=integer(0), default=0, help="print the first so many sentences, reference and output")
     add_decoding_options(parser)
     return parser
@@ -39,12 +39,16 @@ def build_parser() -> ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     """Translate, then score. ValueError, one line, where it cannot be done."""
     if args.out:
-        check_file("--out", args.out)
+        check_outputs([("--out", args.out, "text file")], checkpoint_files(args.checkpoint))
     device = choose_device(args.device)
     need_sacrebleu()
     model, tokenizer, checkpoint = load_translator(args.checkpoint, device)
     languages = checkpoint["run"]["src"], checkpoint["run"]["tgt"]
-    sources, references = load_split(None if args.sample else args.data, args.split, *languages)
+    data = None if args.sample else args.data
+    if args.out and data:
+        texts = [("--data", path) for path in split_files(data, args.split, *languages)]
+        check_outputs([("--out", args.out, "text file")], texts)
+    sources, references = load_split(data, args.split, *languages)
     if not sources:
         raise ValueError(f"--split {args.split}: holds no sentence")
     say(f"device   {device_name(device)}; torch {torch.__version__}")

@@ -18,7 +18,13 @@ def check_stop(stop: threading.Event | None) -> None:
 
 @contextlib.contextmanager
 def catching_interrupt(stop: threading.Event) -> Iterator[None]:
-    """Within: a first Ctrl-C only sets `stop`; a second one raises KeyboardInterrupt at once."""
+    """Within: a first Ctrl-C only sets `stop`; a second one raises KeyboardInterrupt at once.
+
+    Only the main thread hears Ctrl-C: in another one nothing happens.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def handler(*_):
         if stop.is_set():

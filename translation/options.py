@@ -6,8 +6,9 @@ from pathlib import Path
 from model import ACTIVATION, ATTENTION
 from toolbox.command_line import ArgumentParser, check_unchanged, integer, number
 from toolbox.device import add_device_option, add_precision_option, choose_device, choose_precision
+from toolbox.files import file_name
 from translation.checkpoint import read_run
-from translation.data import MAX_LENGTH, VOCAB_SIZE
+from translation.data import MAX_LENGTH, VOCAB_SIZE, is_cache
 from translation.distributed import own_device, started
 
 # The defaults of the options of the same names. Each line: model; learning rate; batches and length of run.
@@ -31,6 +32,7 @@ PRESETS = {
 }
 # fmt: on
 NOT_KEPT = {"resume", "out", "device", "precision"}  # belong to one start of the script, not to the run
+OWN_FILES = ("tokenizer.model", "log.txt", "train.ids", "val.ids", "tensorboard")  # of a run, beside *.pt
 MAY_CHANGE = {"epochs", "cooldown", "bleu_every", "patience", "average", "save_every"}  # on --resume
 NEEDED = ("optimizer", "scheduler", "rng", "run", "epoch", "history", "position", "totals", "seconds", "text")
 
@@ -42,19 +44,19 @@ def build_parser() -> ArgumentParser:
     )
     add = parser.add_argument
     text = parser.add_mutually_exclusive_group()
-    text.add_argument("--data", type=Path, default="multi30k", help="folder with train.de, train.en, val.de,"
-                      " val.en, plain or .gz")  # fmt: skip
+    text.add_argument("--data", type=file_name, default="multi30k", help="folder with train.de, train.en,"
+                      " val.de, val.en, plain or .gz")  # fmt: skip
     text.add_argument("--sample", action="store_true", help="the 160 built-in pairs, with --preset sample")
     add("--src", default="de", help="language translated from, the end of its files' names")
     add("--tgt", default="en", help="language translated to")
     add("--preset", choices=PRESETS, default="small", help="sets the defaults of sizes, learning rate,"
         " batches, epochs")  # fmt: skip
-    add("--out", type=Path, help="folder of the run; None: runs/PRESET")
+    add("--out", type=file_name, help="folder of the run; None: runs/PRESET")
     add("--resume", action="store_true", help="go on with the run in --out; its options need not be repeated")
-    add("--d-model", type=integer(1), help="width of a token's vector")
-    add("--num-heads", type=integer(1), help="attention heads")
-    add("--dff", type=integer(1), help="inner width of the feed-forward part")
-    add("--num-layers", type=integer(1), help="layers of the encoder, and of the decoder")
+    add("--d-model", type=integer(1, 16_384), help="width of a token's vector")
+    add("--num-heads", type=integer(1, 16_384), help="attention heads")
+    add("--dff", type=integer(1, 65_536), help="inner width of the feed-forward part")
+    add("--num-layers", type=integer(1, 100), help="layers of the encoder, and of the decoder")
     add("--dropout", type=number(0, 0.99), help="share of values set to 0")
     add("--norm", choices=("post", "pre"), help="LayerNorm after or before each sublayer")
     add("--activation", choices=ACTIVATION, default="relu", help="of the feed-forward part")
@@ -63,18 +65,27 @@ def build_parser() -> ArgumentParser:
     add("--attention", choices=("auto", *ATTENTION), default="auto", help="same result; sdpa: PyTorch's fused"
         " kernel; auto: that on a GPU, manual on the CPU, where it trains faster")  # fmt: skip
     add("--vocab-size", type=integer(1, 1_000_000), help="subword pieces, at most")
-    add("--max-length", type=integer(1), default=MAX_LENGTH, help="drop pairs with more pieces on a side")
+    add(
+        "--max-length",
+        type=integer(1, 100_000),
+        default=MAX_LENGTH,
+        help="drop pairs with more pieces on a side",
+    )
     add("--max-tokens", type=integer(1), help="of one side of a batch, padding counted")
-    add("--epochs", type=integer(1), help="passes over the training pairs, in all")
+    add("--epochs", type=integer(1, 1_000_000), help="passes over the training pairs, in all")
     add("--warmup", type=integer(1), help="updates until the learning rate peaks")
-    add("--lr-factor", type=number(0, open_ends=True), help="times the Noam learning rate")
+    add("--lr-factor", type=number(0, 1000, open_start=True), help="times the Noam learning rate")
     add("--cooldown", type=integer(0), help="last epochs, in which the rate falls in a straight line to 0")
     add("--smoothing", type=number(0, 0.99), default=0.1, help="label smoothing, in training only")
-    add("--clip", type=number(0, open_ends=True), default=1.0, help="largest norm of a gradient")
+    add("--clip", type=number(0, 1e9, open_start=True), default=1.0, help="largest norm of a gradient")
     add("--bleu-every", type=integer(0), help="epochs from one validation BLEU to the next; 0: never")
     add("--patience", type=integer(0), default=0, help="scores in a row without a new best that end the run;"
         " 0: no such end")  # fmt: skip
-    add("--average", type=integer(1), help="last epochs whose mean is averaged.pt; 1: the last one itself")
+    add(
+        "--average",
+        type=integer(1, 1000),
+        help="last epochs whose mean is averaged.pt; 1: the last one itself",
+    )
     add("--save-every", type=integer(0), default=200, help="updates between saves in an epoch; 0: at its end")
     add("--seed", type=integer(0, 2**32 - 1), default=0, help="for weights, dropout and batches")
     add_device_option(parser)
@@ -105,18 +116,30 @@ def parse_args(parser: ArgumentParser, argv: list[str] | None) -> tuple[argparse
         # Text may move to another --data: its content is compared. The built-in sample reads no --data.
         names = kept.keys() - MAY_CHANGE - (set() if kept["sample"] else {"data"})
         check_unchanged(args, kept, sorted(names), out)
-    elif out.is_dir() and any(out.glob("*.pt")):
-        raise ValueError(
-            f"--out {out}: holds a run; go on with it by --resume, name another folder, or move it away"
-        )
+    else:
+        check_folder(out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out}: is a file; must be a folder, which may be missing")
+    if (out / "tensorboard").exists() and not (out / "tensorboard").is_dir():
+        raise ValueError(f"--out {out}: holds a file called tensorboard; it must be a folder, or not there")
     if args.src == args.tgt:
         raise ValueError(f"--src and --tgt are both {args.src}: must differ")
     args.run = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in NOT_KEPT}
     args.device = own_device(choose_device(args.device))
     args.precision, args.why = choose_precision(args.precision, args.device)
     return args, checkpoint
+
+
+def check_folder(out: Path) -> None:
+    """ValueError when a new run in the folder would replace what another, or somebody else, left there."""
+    if any(out.glob("*.pt")):
+        raise ValueError(
+            f"--out {out}: holds a run; go on with it by --resume, name another folder, or move it away"
+        )
+    for name in OWN_FILES:
+        path = out / name
+        if path.exists() and not (path.suffix == ".ids" and is_cache(path)):  # a run killed early leaves one
+            raise ValueError(f"--out {out}: holds {name}, which the run would replace; name another folder")
 
 
 def last_checkpoint(out: Path) -> dict:

@@ -16,8 +16,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from toolbox.checkpoint import replacing
 from toolbox.command_line import ArgumentParser, integer, run_script, say, show_progress
+from toolbox.files import file_name, reason, replacing
 from translation.data import (
     MAX_LENGTH,
     MAX_TOKENS,
@@ -62,13 +62,14 @@ def fetch(folder: Path, timeout: float = 30) -> list[str]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"--data {folder}: cannot be made ({error.strerror or error})") from None
+            raise ValueError(f"--data {folder}: cannot be made ({reason(error)})") from None
     for number, name in enumerate(missing):
         try:
             _download(folder / name, timeout, f"{name} ({number + 1} of {len(missing)})")
         except (OSError, http.client.HTTPException, ValueError) as error:
+            why = " ".join(str(getattr(error, "reason", "")).split()) or reason(error) or type(error).__name__
             raise ValueError(
-                f"cannot fetch {URL}{name} ({_reason(error)}); put these files by hand into {folder}: "
+                f"cannot fetch {URL}{name} ({why}); put these files by hand into {folder}: "
                 f"{', '.join(missing[number:])}; or use --sample, which needs no network"
             ) from None
         finally:
@@ -90,16 +91,11 @@ def _download(path: Path, timeout: float, label: str) -> None:
             raise ValueError(f"{done:,} bytes came, and their sha256 is not the expected one")
 
 
-def _reason(error: Exception) -> str:
-    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-    return " ".join(str(reason).split()) or type(error).__name__
-
-
 def _file_sha256(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise ValueError(f"{path}: cannot be read ({reason(error)})") from None
 
 
 def load_split(
@@ -118,7 +114,12 @@ def load_split(
                 raise ValueError(f"language {language!r}: the built-in sample has only de and en")
         pairs = split_sample(split)
         return [pair[columns[src]] for pair in pairs], [pair[columns[tgt]] for pair in pairs]
-    return read_parallel(*(_split_file(Path(data), f"{split}.{language}") for language in (src, tgt)))
+    return read_parallel(*split_files(Path(data), split, src, tgt))
+
+
+def split_files(folder: Path, split: str, src: str, tgt: str) -> list[Path]:
+    """The two files that `load_split` reads. ValueError names the one that is missing."""
+    return [_split_file(folder, f"{split}.{language}") for language in (src, tgt)]
 
 
 def _split_file(folder: Path, name: str) -> Path:
@@ -144,28 +145,28 @@ def report(dataset: LangPairDataset, line_count: int, max_length: int) -> None:
     )
 
 
-def write_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Save it at `path`. ValueError where another tokeniser is there: a trained model may depend on that."""
-    if path.exists() and (not path.is_file() or path.read_bytes() != tokenizer.model):
-        raise ValueError(
-            f"--tokenizer {path}: exists and holds something else, which a trained model may need; "
-            f"name another file or move it away"
-        )
-    tokenizer.save(path)
-
-
 def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="translation.prepare", description=__doc__)
-    add = parser.add_argument
-    add("--data", type=Path, default="multi30k", help="folder of the text files; missing ones are fetched")
-    add("--sample", action="store_true", help="use the 160 built-in pairs instead of --data")
+    add, text = parser.add_argument, parser.add_mutually_exclusive_group()
+    text.add_argument("--data", type=file_name, default="multi30k", help="folder of the text files; missing"
+                      " ones are fetched")  # fmt: skip
+    text.add_argument("--sample", action="store_true", help="use the 160 built-in pairs instead of --data")
     add("--own", action="store_true", help="use the files in --data as they are: nothing fetched or checked")
     add("--src", default="de", help="language translated from, the end of its files' names")
     add("--tgt", default="en", help="language translated to")
     add("--vocab-size", type=integer(1, 1_000_000), default=VOCAB_SIZE, help="subword pieces, at most")
-    add("--max-length", type=integer(1), default=MAX_LENGTH, help="drop pairs with more pieces on a side")
-    add("--tokenizer", type=Path, default="tokenizer.model", help="file to write the subwords to")
-    add("--timeout", type=integer(1), default=30, help="seconds without an answer before a download fails")
+    add(
+        "--max-length",
+        type=integer(1, 100_000),
+        default=MAX_LENGTH,
+        help="drop pairs with more pieces on a side",
+    )
+    add(
+        "--timeout",
+        type=integer(1, 86_400),
+        default=30,
+        help="seconds without an answer before a download fails",
+    )
     return parser
 
 
@@ -177,8 +178,6 @@ def check_options(args: argparse.Namespace) -> None:
         raise ValueError(f"--src and --tgt are both {args.src}: must differ")
     if not args.own and {args.src, args.tgt} != {"de", "en"}:
         raise ValueError(f"--src {args.src} --tgt {args.tgt}: only de and en unless --own")
-    if not args.tokenizer.absolute().parent.is_dir():
-        raise ValueError(f"--tokenizer {args.tokenizer}: must be a file in a folder that exists")
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -200,10 +199,9 @@ def prepare(args: argparse.Namespace) -> None:
             f"--max-length {args.max_length}: no training pair is left; {dataset.dropped_long:,} are "
             f"longer and {dataset.dropped_empty:,} have an empty side"
         )
-    write_tokenizer(tokenizer, args.tokenizer)
     say(f"data       {'built-in sample' if args.sample else args.data}, {len(fetched)} files fetched")
     say(f"sentences  {', '.join(counts)}; {args.src} to {args.tgt}")
-    say(f"subwords   {tokenizer.vocab_size:,} pieces, learnt on train, in {args.tokenizer}")
+    say(f"subwords   {tokenizer.vocab_size:,} pieces, learnt on train")
     report(dataset, len(src_lines), args.max_length)
 
 

@@ -1,9 +1,11 @@
 """A training run: its text, its model, how far it has come, and the files of its folder."""
 
 import argparse
+import contextlib
 import importlib
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from model import Transformer
 from toolbox.checkpoint import CheckpointError, restore, training_state, write_checkpoint
 from toolbox.command_line import say
 from toolbox.device import device_name
+from toolbox.files import held, reason
 from train import ADAM, noam_lambda
 from translation.bleu import need_sacrebleu
 from translation.checkpoint import pack_tokenizer, unpack_tokenizer
@@ -42,21 +45,16 @@ def make_model(args: argparse.Namespace, vocab_size: int, device: torch.device) 
 
 
 def make_optimizer(
-    model: Transformer, warmup: int, factor: float, updates: int = 0, cooldown: int = 0
+    model: Transformer, warmup: int, factor: float, left: Callable[[int], float] = lambda step: 1.0
 ) -> tuple[torch.optim.Adam, LambdaLR]:
-    """Adam and `factor` times the Noam schedule. ValueError when warmup < 1.
+    """Adam and `factor` times the Noam schedule, times `left` of an update. ValueError when warmup < 1.
 
-    With a cooldown the rate also falls in a straight line to 0 over the last so many of the `updates`. Noam's
-    own rate falls slowly: without a cooldown the last updates still move the weights a lot.
+    Noam's own rate falls slowly: without a cooldown, which `left` brings, the last updates still move the
+    weights a lot.
     """
     noam = noam_lambda(model.settings["d_model"], warmup)
-
-    def rate(step: int) -> float:
-        left = max(updates - step, 0) / cooldown if cooldown else 1.0
-        return factor * noam(step) * min(1.0, left)
-
     optimizer = torch.optim.Adam(model.parameters(), fused=True, **ADAM)
-    return optimizer, LambdaLR(optimizer, rate)
+    return optimizer, LambdaLR(optimizer, lambda step: factor * noam(step) * left(step))
 
 
 # ------------------------------------------------------------------------------------------- best, patience
@@ -89,11 +87,11 @@ class Run:
     position  updates done in the epoch after these; `totals` their loss and tokens, `seconds` their time
     stop      set when Ctrl-C was pressed
 
-    checkpoint: of last.pt, to go on from; None starts afresh. Only rank 0 touches the folder.
-    ValueError or CheckpointError where the run cannot start.
+    checkpoint: of last.pt, to go on from; None starts afresh. Only rank 0 touches the folder, and keeps other
+    processes from it until `hold` is closed. ValueError or CheckpointError where the run cannot start.
     """
 
-    def __init__(self, args: argparse.Namespace, checkpoint: dict | None):
+    def __init__(self, args: argparse.Namespace, checkpoint: dict | None, hold: contextlib.ExitStack):
         self.args, self.device, self.stop = args, args.device, threading.Event()
         if args.bleu_every:
             need_sacrebleu()
@@ -110,13 +108,14 @@ class Run:
             torch.manual_seed(args.seed + rank())  # the same weights everywhere, another dropout
         else:
             make_folder(args.out)
+            hold.enter_context(held("--out", args.out))
         self.sets = {split: self.dataset(split) for split in self.lines}
         self.sampler = TransformerBatchSampler(
             self.sets["train"].lengths, args.max_tokens, seed=args.seed, rank=rank(), world_size=world_size()
         )
-        updates = len(self.sampler)  # of the first epoch; others have about as many
+        self.cooldown: tuple[int, int] | None = None  # its first update and how many it has
         self.optimizer, self.scheduler = make_optimizer(
-            self.model, args.warmup, args.lr_factor, args.epochs * updates, args.cooldown * updates
+            self.model, args.warmup, args.lr_factor, lambda step: self.rate_left(step)
         )
 
         self.epoch, self.position, self.history = 0, 0, []
@@ -156,6 +155,39 @@ class Run:
         self.epoch, self.history = checkpoint["epoch"], checkpoint["history"]
         self.position, self.seconds = checkpoint["position"], checkpoint["seconds"]
         self.totals += torch.tensor(checkpoint["totals"], dtype=torch.float64, device=self.device)
+        self.plan_cooldown()
+        # --epochs and --cooldown may have changed since: the next update's rate is this run's.
+        lr = self.scheduler.lr_lambdas[0](self.scheduler.last_epoch)
+        self.optimizer.param_groups[0]["lr"], self.scheduler._last_lr = lr, [lr]
+
+    def rate_left(self, step: int) -> float:
+        """The part of the learning rate that the cooldown leaves to an update, counted from 0."""
+        if self.cooldown is None:
+            return 1.0
+        first, count = self.cooldown
+        return min(1.0, max(0.0, (first + count - step) / count))
+
+    def plan_cooldown(self) -> None:
+        """Before each epoch: once the cooldown begins, find out how many updates it has.
+
+        The number of batches differs from epoch to epoch, but seed and epoch alone decide it.
+        """
+        epochs = self.args.epochs
+        first = epochs - min(self.args.cooldown, epochs)  # of its epochs, from 0
+        if self.cooldown is None and first <= self.epoch < epochs:
+            count = 0
+            for epoch in range(first, epochs):
+                self.sampler.set_epoch(epoch)
+                count += len(self.sampler)
+            self.cooldown = self.history[first - 1]["updates"] if first else 0, count
+        self.sampler.set_epoch(self.epoch)
+
+    def forget_average(self) -> None:
+        """Remove averaged.pt before the weights move on: a folder stands for its run as it is now."""
+        path = self.args.out / "averaged.pt"
+        if rank() == 0 and path.exists():
+            path.unlink()
+            self.log("removed averaged.pt, of the run as it ended before; a new one comes at the end")
 
     @property
     def updates(self) -> int:
@@ -178,7 +210,7 @@ class Run:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(text + "\n")
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be written ({error.strerror or error})") from None
+            raise CheckpointError(f"{path}: cannot be written ({reason(error)})") from None
 
     def write_weights(self, name: str, more: dict | None = None) -> None:
         """Write NAME into the run's folder: what every .pt file there holds, and `more`."""
@@ -263,10 +295,8 @@ class Run:
 
 
 def make_folder(folder: Path) -> None:
-    """The run's folder, without what a process left that was killed while it wrote. ValueError: no such."""
+    """The run's folder. ValueError where it cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--out {folder}: cannot be made ({error.strerror or error})") from None
-    for leftover in folder.glob("*.tmp"):
-        leftover.unlink(missing_ok=True)
+        raise ValueError(f"--out {folder}: cannot be made ({reason(error)})") from None

@@ -41,13 +41,13 @@ from translation.checkpoint import average, read_run
 from translation.curves import Curves, open_tensorboard
 from translation.data import LangPairDataset, TransformerBatchSampler, collate
 from translation.decode import translate_lines
-from translation.distributed import any_of, from_first, process_group, rank, summed, world_size
+from translation.distributed import any_of, from_first, process_group, rank, started, summed, world_size
 from translation.interrupt import Interrupted, catching_interrupt, check_stop
 from translation.options import build_parser, parse_args
 from translation.run import Run, stale
 
 LOSS_CHUNK = 2**22  # logits the loss takes at a time: 16 MB, where a batch has 80
-STOP_EVERY = 20  # updates after which several processes ask each other whether to stop
+STOP_EVERY = 20  # updates after which the loss is looked at, and several processes ask whether to stop
 SHOWN = 3  # translations printed at the end
 
 
@@ -98,7 +98,13 @@ def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
     """The whole run -> exit status. ValueError, one line, where it cannot be done."""
     # cuDNN's attention plans anew for each shape of batch, and here nearly every batch has its own.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    run = Run(args, checkpoint)
+    with contextlib.ExitStack() as hold:
+        return train_run(Run(args, checkpoint, hold))
+
+
+def train_run(run: Run) -> int:
+    """Train, finish and close a run -> exit status."""
+    args = run.args
     run.describe()
     writer = open_tensorboard(args.out / "tensorboard", run.updates + 1) if rank() == 0 else None
     if writer is None:
@@ -126,6 +132,7 @@ def train_epochs(run: Run, curves: Curves) -> None:
     args = run.args
     try:
         while run.epoch < args.epochs and not (args.patience and stale(run.history) >= args.patience):
+            run.forget_average()
             train_epoch(run, curves)
             end_epoch(run, curves)
     except Interrupted:
@@ -141,7 +148,7 @@ def train_epoch(run: Run, curves: Curves) -> None:
 
     args = run.args
     run.model.train()
-    run.sampler.set_epoch(run.epoch)
+    run.plan_cooldown()
     batches = list(run.sampler)
     curves.restart()
     label, hidden = f"epoch {run.epoch + 1}/{args.epochs}", rank() > 0 or not sys.stderr.isatty()
@@ -159,6 +166,8 @@ def train_epoch(run: Run, curves: Curves) -> None:
             run.position += 1
             mark = run.tick(mark)
             curves.add_update(run.updates, counted, lr, norm)
+            if run.updates % STOP_EVERY == 0:
+                run.check_finite()
             if args.save_every and run.updates % args.save_every == 0:
                 run.save()
             if (world_size() == 1 or run.updates % STOP_EVERY == 0) and any_of(run.stop.is_set()):
@@ -284,9 +293,9 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         parser.error(f"{error.name} is not installed: pip install -r translation/requirements.txt")
     except ValueError as error:
-        if int(os.environ.get("RANK", 0)):
+        if started() > 1 and os.environ["RANK"] != "0":
             return 2  # rank 0 says the same
-        parser.error(re.sub(r"^(\w+)=", lambda m: f"{option_name(m[1])} ", " ".join(str(error).split())))
+        parser.error(re.sub(r"\b([a-z_]+)=", lambda m: f"{option_name(m[1])} ", " ".join(str(error).split())))
 
 
 if __name__ == "__main__":

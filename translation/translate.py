@@ -10,6 +10,7 @@ A blank line stays blank. In Python: `translate(["Ein Hund schläft."])`.
 """
 
 import argparse
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,18 +18,19 @@ from itertools import islice, zip_longest
 from pathlib import Path
 
 from model import Transformer
-from toolbox.checkpoint import CheckpointError, replacing
+from toolbox.checkpoint import CheckpointError
 from toolbox.command_line import (
     ArgumentParser,
-    check_file,
     integer,
+    note,
     number,
     run_script,
     say,
     show_progress,
 )
 from toolbox.device import add_device_option, choose_device
-from translation.checkpoint import CHECKPOINT, load_translator
+from toolbox.files import FileError, check_outputs, file_name, reason, write_text
+from translation.checkpoint import CHECKPOINT, checkpoint_files, load_translator
 from translation.data import Tokenizer, clean, read_lines
 from translation.decode import ALPHA, BATCH, BEAM, translate_lines
 
@@ -46,8 +48,10 @@ def translate(
 
     checkpoint: a run's folder or one of its .pt files, read once and again when it has changed. beam, alpha:
     as in `translation.decode.beam_search`. CheckpointError, a ValueError, where it cannot be used; ValueError
-    for an unusable beam, alpha or device.
+    for an unusable beam, alpha or device; TypeError for a single string, which is no list of lines.
     """
+    if isinstance(lines, str):
+        raise TypeError(f"translate({lines!r}): give a list of lines, [{lines!r}]")
     path = Path(checkpoint)
     written = path.stat().st_mtime_ns if path.exists() else None
     model, tokenizer, _ = _loaded(path, choose_device(device), written)
@@ -55,12 +59,11 @@ def translate(
 
 
 def write_lines(option: str, path: Path, lines: Sequence[str]) -> None:
-    """One line each, UTF-8; never half written. ValueError, naming option and file, where it cannot be."""
+    """One line each, UTF-8; never half written. FileError, naming option and file, where it cannot be."""
     try:
-        with replacing(path) as file:
-            file.write("".join(line + "\n" for line in lines).encode())
+        write_text(path, "".join(line + "\n" for line in lines))
     except OSError as error:
-        raise ValueError(f"{option} {path}: cannot be written ({error.strerror or error})") from None
+        raise FileError(f"{option} {path}: cannot be written ({reason(error)})") from None
 
 
 def say_all(lines: Sequence[str]) -> None:
@@ -80,10 +83,10 @@ def stdin_lines() -> Iterator[str]:
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--checkpoint", type=Path, default=CHECKPOINT, help="a run's folder, or one of its .pt files")
-    add("--beam", type=integer(1), default=BEAM, help="hypotheses kept per sentence; 1: greedy")
-    add("--alpha", type=number(0), default=ALPHA, help="length penalty; 0: none, so short outputs win")
-    add("--batch-size", type=integer(1), default=BATCH, help="sentences decoded together")
+    add("--checkpoint", type=file_name, default=CHECKPOINT, help="a run's folder, or one of its .pt files")
+    add("--beam", type=integer(1, 1000), default=BEAM, help="hypotheses kept per sentence; 1: greedy")
+    add("--alpha", type=number(0, 10), default=ALPHA, help="length penalty; 0: none, so short outputs win")
+    add("--batch-size", type=integer(1, 1_000_000), default=BATCH, help="sentences decoded together")
     add_device_option(parser)
 
 
@@ -91,8 +94,8 @@ def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="translation.translate", description=__doc__)
     add = parser.add_argument
     add("sentence", nargs="*", default=argparse.SUPPRESS, help="what to translate; none: standard input")
-    add("--input", type=Path, nargs="+", help="files to translate, UTF-8, plain or gzip")
-    add("--output", type=Path, nargs="+", help="as many files to write; None: standard output")
+    add("--input", type=file_name, nargs="+", help="files to translate, UTF-8, plain or gzip")
+    add("--output", type=file_name, nargs="+", help="as many files to write; None: standard output")
     add_decoding_options(parser)
     return parser
 
@@ -106,10 +109,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         raise ValueError(
             f"--output: {len(args.output)} files for {len(args.input or [])} of --input; must be equally many"
         )
-    for path in args.output or []:
-        check_file("--output", path)
-        if path.exists() and any(path.samefile(source) for source in args.input if source.exists()):
-            raise ValueError(f"--output {path}: is also a file of --input; name another one")
+    outputs = [("--output", path, "text file") for path in args.output or []]
+    texts = [("--input", path) for path in args.input or []]
+    check_outputs(outputs, texts + checkpoint_files(args.checkpoint))
     args.device = choose_device(args.device)
     return args
 
@@ -125,8 +127,7 @@ def translate_part(
     longest = model.settings["max_len"] - 2  # <bos> and <eos>
     for place, line in enumerate(lines, first):
         if (count := len(tokenizer.encode(line))) > longest:
-            note = f"note: {name} {place} has {count} pieces; the model reads the first {longest}"
-            print(note, file=sys.stderr)
+            note(f"note: {name} {place} has {count} pieces; the model reads the first {longest}")
     output = translate_lines(
         model, tokenizer, lines, args.beam, args.alpha, args.batch_size,
         lambda done: show_progress(f"{name}s: {done:,} of {len(lines):,} translated"),
@@ -146,7 +147,7 @@ def run(args: argparse.Namespace) -> None:
             say_all(output)
         else:
             write_lines("--output", target, output)
-            print(f"wrote {target}", file=sys.stderr)
+            note(f"wrote {target}")
     if args.sentence:
         say_all(translated([clean(text) for text in args.sentence], "sentence"))
     elif not args.input:
@@ -159,7 +160,8 @@ def run(args: argparse.Namespace) -> None:
 
 def run_main(parser: ArgumentParser, job: Callable[[], None]) -> int:
     """Do the job -> 0; what its user got wrong ends the program with one line and status 2."""
-    sys.stdout.reconfigure(encoding="utf-8")  # also where the system's own encoding is another
+    with contextlib.suppress(AttributeError):  # stdout is something that is no text file
+        sys.stdout.reconfigure(encoding="utf-8")  # also where the system's own encoding is another
     try:
         job()
     except CheckpointError as error:
