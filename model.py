@@ -525,6 +525,8 @@ def apply_options(model: Transformer) -> None:
             module.attend = ATTENTION[settings["attention"]]
         elif isinstance(module, FeedForward):
             module.net[1] = ACTIVATION[settings["activation"]]()
+        elif isinstance(module, TokenAndPosition) and module.pe.is_meta:
+            module.register_load_state_dict_post_hook(compute_table)
     if not settings["norm_first"]:
         for stack, kind in ((model.encoder, PostNormEncoderLayer), (model.decoder, PostNormDecoderLayer)):
             for layer in stack.layers:
@@ -536,6 +538,11 @@ def apply_options(model: Transformer) -> None:
         # Half the gain of the last norm keeps the first loss near log(tgt_vocab).
         last = model.decoder.ln_final if settings["norm_first"] else model.decoder.layers[-1].ln3
         nn.init.constant_(last.weight, 0.5)
+
+
+def compute_table(embed: TokenAndPosition, _) -> None:
+    """For a model built on the `meta` device, without memory: its weights are loaded, this table is not."""
+    embed.pe = sinusoidal_position_encoding(*embed.pe.shape).to(embed.emb.weight.device)
 
 
 def attention_weights(model: Transformer, src: Tensor, tgt_in: Tensor) -> dict[str, list[Tensor]]:

@@ -4,6 +4,11 @@ The models have random weights and cannot say <eos>, so that all decode the same
 the project's folder: `python -m benchmarks.decode_time`.
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 import math
 from functools import partial
 

@@ -21,6 +21,11 @@ text into pieces for each batch anew.) Where the two are not alike:
     limit       of an output's tokens: one per batch there (its largest), one per sentence here
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 import argparse
 import contextlib
 import importlib

@@ -4,6 +4,11 @@ No dropout: with it, PyTorch's CPU kernel falls back to attention by hand. Run f
 `python -m benchmarks.memory`.
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 from functools import partial
 
 import torch

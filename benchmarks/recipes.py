@@ -3,6 +3,11 @@
 Run from the project's folder: `python -m benchmarks.recipes`, and `--ablation` for the second part.
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 import statistics
 import time
 

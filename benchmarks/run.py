@@ -3,10 +3,14 @@
 Run from the project's folder: `python -m benchmarks.run`. Writes the numbers as JSON and draws one picture.
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 import argparse
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 

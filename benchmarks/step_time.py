@@ -3,6 +3,11 @@
 Run from the project's folder: `python -m benchmarks.step_time`.
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 from collections.abc import Callable
 
 import torch

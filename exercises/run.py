@@ -3,8 +3,12 @@
 Run from the project's folder: `python -m exercises.run heads`, or `--list`, `--all`, `--table`.
 """
 
-import argparse
 import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
+import argparse
 import time
 from functools import partial
 from pathlib import Path

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -97,8 +98,9 @@ def open_streams() -> None:
 
 
 def run_script(main: Callable[[], int | None]) -> None:
-    """Run main as a program: Ctrl-C, a closed pipe (`| head`) or a full disk end it without a traceback."""
+    """Run main as a program: Ctrl-C, SIGTERM, a closed pipe (`| head`) or a full disk end it in one line."""
     open_streams()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever asks us to end gets what Ctrl-C gets
     torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
     try:
         status = main()

@@ -10,9 +10,13 @@ look at; the weights of a row sum to 1. ▁ is SentencePiece's mark for a space,
 that has no piece. A character that matplotlib's font lacks is drawn as its code, 日 as <U+65E5>.
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 import argparse
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 

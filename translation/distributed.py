@@ -7,6 +7,7 @@ over all, so that the copies stay the same. With one process every function here
 
 import contextlib
 import datetime
+import inspect
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -62,6 +63,9 @@ def process_group(device: torch.device) -> Iterator[None]:
     dist.init_process_group(backend, timeout=datetime.timedelta(hours=2))
     try:
         yield
+    except RuntimeError as error:  # what a backend raises when another process no longer answers
+        text = " ".join(str(error).split())
+        raise ValueError(f"torchrun: process {rank()} lost the others ({text[:200]})") from None
     finally:
         dist.destroy_process_group()
 
@@ -71,8 +75,11 @@ def parallel(model: torch.nn.Module) -> torch.nn.Module:
     if world_size() == 1:
         return model
     gpu = next(model.parameters()).device
+    # The only buffers are position tables, the same everywhere. PyTorch 2.13 gave the option another name.
+    names = inspect.signature(DistributedDataParallel).parameters
+    quiet = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
     return DistributedDataParallel(
-        model, device_ids=[gpu.index] if gpu.type == "cuda" else None, broadcast_buffers=False
+        model, device_ids=[gpu.index] if gpu.type == "cuda" else None, **{quiet: False}
     )
 
 

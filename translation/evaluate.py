@@ -8,6 +8,11 @@ The model decodes the source file on its own, free-running; only then are the ou
 beside the references. Each score comes with sacreBLEU's signature, which says how it was counted.
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 import argparse
 import time
 

@@ -18,9 +18,9 @@ def check_stop(stop: threading.Event | None) -> None:
 
 @contextlib.contextmanager
 def catching_interrupt(stop: threading.Event) -> Iterator[None]:
-    """Within: a first Ctrl-C only sets `stop`; a second one raises KeyboardInterrupt at once.
+    """Within: a first Ctrl-C or SIGTERM only sets `stop`; a second one raises KeyboardInterrupt at once.
 
-    Only the main thread hears Ctrl-C: in another one nothing happens.
+    Only the main thread hears signals: in another one nothing happens.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -31,8 +31,9 @@ def catching_interrupt(stop: threading.Event) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, usual in before.items():
+            signal.signal(number, usual)

@@ -8,10 +8,14 @@ python -m translation.prepare --own --data DIR --src fr --tgt en
                                           your own train.fr, train.en, val.fr, ... in DIR, plain or .gz
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 import argparse
 import hashlib
 import http.client
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path

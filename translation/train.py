@@ -20,12 +20,16 @@ torchrun --nproc-per-node 4 -m translation.train
 where each process takes a batch of its own of at most --max-tokens; --out must be a folder they all see.
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 import argparse
 import contextlib
 import math
 import os
 import re
-import sys
 import threading
 import time
 

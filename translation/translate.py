@@ -9,10 +9,14 @@ python -m translation.translate --input a.de b.de --output a.en b.en
 A blank line stays blank. In Python: `translate(["Ein Hund schläft."])`.
 """
 
+import sys
+
+if not __package__:  # run by its path: imports begin in the project's folder
+    sys.path.insert(0, f"{sys.path[0]}/..")
+
 import argparse
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
