@@ -230,9 +230,15 @@ def test_tests_named_in_the_table_of_cases_exist():
     code = "".join(
         path.read_text(encoding="utf-8") for path in [ROOT / "test_model.py", *ROOT.glob("tests/*.py")]
     )
-    for line in table.splitlines()[6:]:
+    rows = [line for line in table.splitlines() if line.startswith("| B")]
+    assert len(rows) >= 60
+    for line in rows:
         named = re.findall(r"`(test_\w+)`", line)
         assert named and all(f"def {name}(" in code for name in named), line
+    collected = ROOT.parent / "shared" / "docs" / "cases.md"
+    if collected.is_file():  # the reports themselves
+        cases = set(re.findall(r"\bB\d+\b", collected.read_text(encoding="utf-8")))
+        assert cases == set(re.findall(r"\bB\d+\b", "".join(rows)))
 
 
 def test_top_level_holds_the_promised_files_only():
@@ -253,3 +259,33 @@ def test_tf32_has_one_switch():
     for path in [*ROOT.glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
         code = path.read_text(encoding="utf-8")
         assert "allow_tf32" not in code and "fp32_precision" not in code, path
+
+
+# ------------------------------------------------------------------------------------------ the Chinese page
+
+CHINESE = (ROOT / "docs" / "README.zh-CN.md").read_text(encoding="utf-8")
+
+
+def numbers(text):
+    """All numbers in a text's prose, tables and pictures, sorted; code, links and names in `` left out."""
+    text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<img[^>]*>", " ", text, flags=re.S)
+    return sorted(re.findall(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?", text.replace("、", ", ")))
+
+
+def targets(text, folder):
+    """Where its links and pictures lead to, sorted, but for those to the page in the other language."""
+    found = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    local = [t if t.startswith("http") else str((folder / t).resolve()) for t in found]
+    return sorted(t for t in local if not t.endswith(("README.zh-CN.md", str(ROOT / "README.md"))))
+
+
+def test_the_chinese_page_has_the_same_figures_commands_and_links():
+    code = re.compile(r"```\w*\n.*?```", re.S)
+    assert code.findall(CHINESE) == code.findall(README)
+    assert sorted(set(re.findall(r"`([^`\n]+)`", code.sub("", CHINESE)))) == sorted(
+        set(re.findall(r"`([^`\n]+)`", code.sub("", README)))
+    )
+    assert numbers(CHINESE) == numbers(README)
+    assert targets(CHINESE, ROOT / "docs") == targets(README, ROOT)
+    assert CHINESE.count("\n## ") == README.count("\n## ") and CHINESE.count("\n|") == README.count("\n|")
+    assert "](docs/README.zh-CN.md)" in README[:200] and "](../README.md)" in CHINESE[:200]
