@@ -85,7 +85,7 @@ def tables(results: dict, measured: dict) -> list[list[list[str]]]:
 
     for label in results:
         for recipe, by_label in exact_by_length(results).items():
-            exact.append([f"{label}, {WHAT[recipe]}", *means(by_label[label])])
+            exact.append([f"{label}, {WHAT[recipe]}", *means(by_label.get(label, []))])
         for recipe, seeds in measured.items():
             for how, name in (("free", "free-running"), ("forced", "forced")):
                 curves = [{n: row[how] for n, row in one[label].items()} for one in seeds]

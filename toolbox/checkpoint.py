@@ -35,7 +35,7 @@ def read_checkpoint(path: Path | str, keys: Sequence[str], script: str, bare: di
         if bare and checkpoint and all(isinstance(value, Tensor) for value in checkpoint.values()):
             checkpoint = {"settings": bare, "model": checkpoint, "history": []}
         missing = [key for key in keys if key not in checkpoint]
-    except OSError as error:
+    except PermissionError as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
     except Exception:  # what torch raises for a file that is not its own varies from version to version
         raise CheckpointError(f"{path}: not a checkpoint of {script}") from None
