@@ -72,6 +72,8 @@ def check_output(option: str, path: Path, kind: str) -> None:
         real = Path(os.path.realpath(path))  # itself a link only where links lead round in a circle
         if real.is_dir() or real.is_symlink() or not real.parent.is_dir():
             raise FileError(f"{option} {path}: must be a file in a folder that exists")
+        with contextlib.suppress(FileNotFoundError):  # `replacing` writes under a longer name first
+            unfinished(real).lstat()
         if not path.exists() or written_through(path):
             return
         if not path.stat().st_mode & 0o222:  # its owner asked for it to be kept, root or not
@@ -119,7 +121,7 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
     if target.exists() and not target.stat().st_mode & 0o222:
         raise PermissionError(13, "it is read-only", str(path))
     remove_unfinished(target)
-    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.unfinished")
+    temporary = unfinished(target)
     try:
         with open(temporary, "wb") as file:
             lock(file)
@@ -130,6 +132,11 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def unfinished(target: Path) -> Path:
+    """A name for what is to take the place of `target`."""
+    return target.with_name(f"{target.name}.{secrets.token_hex(8)}.unfinished")
 
 
 def write_text(path: Path | str, text: str) -> None:
