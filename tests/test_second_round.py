@@ -44,7 +44,7 @@ def test_a_second_train_py_on_one_file_is_refused(quick, tmp_path, monkeypatch, 
 
 
 def test_a_file_that_cannot_be_read_is_not_called_foreign(tmp_path, monkeypatch):
-    (tmp_path / "a.pt").write_bytes(b"PK")
+    torch.save({}, tmp_path / "a.pt")
 
     def forbidden(*_, **__):
         raise PermissionError(13, "Permission denied", "a.pt")

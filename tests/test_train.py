@@ -15,7 +15,7 @@ from torch import nn
 import train
 from model import PAD_ID, Transformer
 from test_model import small_model
-from toolbox.checkpoint import CheckpointError
+from toolbox.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from train import (
     BOS_ID,
     EOS_ID,
@@ -644,6 +644,21 @@ def test_a_broken_file_is_named_in_one_line(content, tmp_path):
     (tmp_path / "bad.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match="bad.pt: not a checkpoint"):
         load_model(tmp_path / "bad.pt")
+
+
+def test_a_checkpoint_with_one_bit_changed_is_refused(tmp_path):
+    """torch.load alone takes the first two as they are, and for the third returns memory never written."""
+    path = tmp_path / "a.pt"
+    write_checkpoint(path, {"run": "recipe", "weights": torch.arange(1000.0)})
+    whole = path.read_bytes()
+    weights = whole.index(torch.arange(1000.0).numpy().tobytes())
+    attributes = whole.rindex(b"PK\x01\x02", 0, whole.rindex(b"/data/0")) + 38  # in the archive's directory
+    for place, bit in ((whole.index(b"recipe"), 1), (weights + 400, 1), (attributes, 16)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        with pytest.raises(CheckpointError, match="a.pt: not a checkpoint of train.py"):
+            read_checkpoint(path, (), "train.py")
+    path.write_bytes(whole)
+    assert read_checkpoint(path, (), "train.py")["run"] == "recipe"
 
 
 def test_other_torch_files_and_other_models_are_refused(quick, tmp_path):

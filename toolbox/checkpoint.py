@@ -1,5 +1,6 @@
 """Checkpoints: one dict of plain values and tensors, never half written, loaded with weights_only=True."""
 
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,20 @@ def write_checkpoint(path: Path | str, checkpoint: dict) -> None:
         raise CheckpointError(f"{path}: cannot be written ({reason(error)})") from None
 
 
+def load_plain(path: Path | str):
+    """What torch.save wrote, plain values and tensors only, in CPU memory. Any exception for anything else.
+
+    torch.load itself takes damaged data as it is: it does not look at the checksums of its archive, and an
+    entry marked as a folder leaves a tensor's memory unwritten.
+    """
+    with open(path, "rb") as file:
+        if file.read(2) == b"PK":
+            with zipfile.ZipFile(file) as archive:
+                if archive.testzip() or any(entry.external_attr & 0x10 for entry in archive.infolist()):
+                    raise ValueError("the archive is damaged")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def read_checkpoint(path: Path | str, keys: Sequence[str], script: str, bare: dict | None = None) -> dict:
     """What `script` wrote, in CPU memory. CheckpointError where there is none or a key is missing.
 
@@ -31,7 +46,7 @@ def read_checkpoint(path: Path | str, keys: Sequence[str], script: str, bare: di
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such checkpoint; run {script} first")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = load_plain(path)
         if bare and checkpoint and all(isinstance(value, Tensor) for value in checkpoint.values()):
             checkpoint = {"settings": bare, "model": checkpoint, "history": []}
         missing = [key for key in keys if key not in checkpoint]
