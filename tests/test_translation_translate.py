@@ -129,6 +129,13 @@ def test_standard_input_line_by_line(run, lines, capsys, monkeypatch, batch):
     assert capsys.readouterr().out == "".join(line + "\n" for line in expected)
 
 
+def test_a_bom_alone_is_no_line_on_standard_input_as_in_a_file(monkeypatch, tmp_path):
+    for text, lines in (("\ufeff", []), ("\ufeff\n", [""]), ("", []), ("\n\ufeff", ["", "\ufeff"])):
+        typed(monkeypatch, text.encode())
+        (tmp_path / "text").write_bytes(text.encode())
+        assert list(translate_script.stdin_lines()) == translate_script.read_lines(tmp_path / "text") == lines
+
+
 def test_empty_input_gives_empty_output(run, capsys, monkeypatch, tmp_path):
     typed(monkeypatch, b"")
     assert command(run) == 0 and capsys.readouterr().out == ""

@@ -82,7 +82,8 @@ def stdin_lines() -> Iterator[str]:
             text = raw.decode("utf-8-sig" if count == 1 else "utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"standard input: line {count} is not UTF-8 text") from None
-        yield clean(text.removesuffix("\n").removesuffix("\r"))
+        if text:  # a BOM and nothing else is no line
+            yield clean(text.removesuffix("\n").removesuffix("\r"))
 
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
