@@ -302,6 +302,7 @@ def test_broken_cache_is_rebuilt(sample, tokenizer, tmp_path):
         "empty": b"",
         "other": b"not a cache",
         "one id changed": whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
+        "one name changed": whole.replace(b"dropped", b"dropper", 1),
     }
     for name, raw in broken.items():
         path.write_bytes(raw)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from model import PAD_ID
+from toolbox.checkpoint import load_plain
 from toolbox.files import reason, replacing
 from train import BOS_ID, EOS_ID
 
@@ -294,7 +295,7 @@ class LangPairDataset(torch.utils.data.Dataset):
     @classmethod
     def _read(cls, path: Path | str, key: str) -> "LangPairDataset | None":
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = load_plain(path)
             if content.pop("key") != key or content.pop("checksum") != _checksum(content):
                 return None
             ids, sizes = content["ids"].tolist(), content["sizes"].tolist()
