@@ -152,6 +152,13 @@ def test_decode_stops_at_eos_and_passes_over_specials(tokenizer):
         tokenizer.decode([tokenizer.vocab_size])
 
 
+def test_whatever_bytes_a_model_puts_out_the_text_is_one_line(tokenizer):
+    """One translation on two lines would shift all that follow against their sources."""
+    byte = {tokenizer.pieces([i])[0]: i for i in range(tokenizer.vocab_size)}
+    ids = [byte[f"<0x{value:02X}>"] for value in b"a\nb\r\x0cc\x00\xe2\x80\xa8d"]
+    assert tokenizer.decode(ids) == "a b  c d"
+
+
 def test_training_is_deterministic_also_in_another_process(sample, tokenizer):
     lines = [*sample[0], *sample[1]]
     assert Tokenizer.train(lines, 600).model == tokenizer.model

@@ -193,15 +193,16 @@ class Tokenizer:
         return self._processor.encode(clean(text))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids before the first EOS, without PAD, BOS and UNK. Bytes that are not UTF-8
-        become U+FFFD. IndexError for an id outside the vocabulary."""
+        """The text of the ids before the first EOS, without PAD, BOS and UNK, through `clean`: a model may
+        put out the byte of a line break. Bytes that are not UTF-8 become U+FFFD. IndexError for an id outside
+        the vocabulary."""
         kept = []
         for i in map(int, ids):
             if i == EOS_ID:
                 break
             if i not in (PAD_ID, BOS_ID, UNK_ID):
                 kept.append(i)
-        return self._processor.decode(kept)
+        return clean(self._processor.decode(kept))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """One label per id: "▁Hund" (▁ is a space), "<eos>", "<0xE6>" for a single byte."""
