@@ -211,10 +211,10 @@ def test_save_load_copy_and_pickle(tokenizer, tmp_path):
 
 
 def test_blank_sides_drop_the_pair_and_are_counted(tokenizer):
-    src = ["eins", "", "zwei", "drei", "vier", "\u00a0\u3000", "\x00"]
-    tgt = ["one", "x", "   ", "three", "\t", "y", "z"]
+    src = ["eins", "", "zwei", "drei", "vier", "\u00a0\u3000", "\x00", "five"]
+    tgt = ["one", "x", "   ", "three", "\t", "y", "z", "\t\x00"]
     dataset = LangPairDataset(src, tgt, tokenizer)
-    assert (dataset.dropped_empty, dataset.dropped_long, dataset.kept) == (5, 0, [0, 3])
+    assert (dataset.dropped_empty, dataset.dropped_long, dataset.kept) == (6, 0, [0, 3])
     assert [tuple(map(tokenizer.decode, pair)) for pair in dataset] == [("eins", "one"), ("drei", "three")]
 
 

@@ -100,7 +100,7 @@ def test_the_model_is_read_once_and_again_when_it_changes(run, lines, tmp_path, 
 
 def test_blank_lines_never_reach_the_model(run, monkeypatch):
     monkeypatch.setattr("translation.decode.beam_search", lambda *a: pytest.fail("the model was called"))
-    assert translate(["", "   ", "\u2028", "\0"], run, device="cpu") == [""] * 4
+    assert translate(["", "   ", "\u2028", "\0", "\t\0"], run, device="cpu") == [""] * 5
 
 
 def test_progress_counts_the_lines_done(run, lines):

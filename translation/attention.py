@@ -55,8 +55,8 @@ TITLE_LINE = 60  # characters of a sentence that fit above the narrowest picture
 def read_sentence(model: Transformer, tokenizer: Tokenizer, line: str) -> list[int]:
     """The ids of the line's pieces. ValueError, naming the line, where it is blank or too long."""
     ids, longest = tokenizer.encode(line), model.settings["max_len"] - 2  # <bos> and <eos>
-    if not line.strip() or not 1 <= len(ids) <= longest:
-        count = f"{len(ids)} pieces" if line.strip() and ids else "blank"
+    if not 1 <= len(ids) <= longest:
+        count = f"{len(ids)} pieces" if ids else "blank"
         raise ValueError(
             f"sentence {shorten(line, 40)!r}: is {count}; this model reads 1 to {longest} pieces"
         )

@@ -97,9 +97,10 @@ def _sentencepiece():
 class Tokenizer:
     """Subwords of both languages from one SentencePiece BPE model; PAD=0, BOS=1, EOS=2, UNK=3.
 
-    decode(encode(text)) is `clean(text)` with single spaces and none at the ends, except that U+2581,
-    SentencePiece's own mark for a space, comes back as a space. A character that training never saw is
-    spelled in its UTF-8 bytes. Pickles and copies carry the bytes of `model`.
+    decode(encode(text)) is `clean(text)` with single spaces and none at the ends, except that a blank text,
+    of white space of any kind, comes back empty, and U+2581, SentencePiece's own mark for a space, as a
+    space. A character that training never saw is spelled in its UTF-8 bytes. Pickles and copies carry the
+    bytes of `model`.
 
     ValueError where `model` is no such tokeniser. Source: Sennrich et al. 2016; Kudo and Richardson 2018.
     """
@@ -190,7 +191,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text's pieces, without BOS and EOS; none for a blank text."""
-        return self._processor.encode(clean(text))
+        line = clean(text)
+        return self._processor.encode(line) if line.strip() else []
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids before the first EOS, without PAD, BOS and UNK, through `clean`: a model may
@@ -236,7 +238,7 @@ class LangPairDataset(torch.utils.data.Dataset):
         self.dropped_empty = self.dropped_long = 0
         for number, (src_line, tgt_line) in enumerate(zip(src_lines, tgt_lines, strict=True)):
             src, tgt = tokenizer.encode(src_line), tokenizer.encode(tgt_line)
-            if not (src and tgt and src_line.strip() and tgt_line.strip()):
+            if not (src and tgt):
                 self.dropped_empty += 1
             elif max(len(src), len(tgt)) > max_length:
                 self.dropped_long += 1

@@ -114,7 +114,7 @@ def translate_lines(
     """
     longest, output = model.settings["max_len"], [""] * len(lines)
     device = next(model.parameters()).device
-    pieces = [tokenizer.encode(line)[: longest - 2] if line.strip() else [] for line in lines]
+    pieces = [tokenizer.encode(line)[: longest - 2] for line in lines]
     order = sorted((i for i in range(len(lines)) if pieces[i]), key=lambda i: len(pieces[i]))
     for start in range(0, len(order), batch_size):
         report(start)
