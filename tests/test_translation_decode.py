@@ -18,9 +18,10 @@ V, ROOM = 5, 4  # PAD, BOS, EOS and two words; four tokens
 class Toy(nn.Module):
     """Random but fixed next-token scores for every prefix, another set for each source row."""
 
-    def __init__(self, ends: bool = True):
+    def __init__(self, ends: bool = True, vocab: int = V, room: int = ROOM, spread: float = 2.0):
         super().__init__()
-        self.settings, self.ends = {"max_len": ROOM, "num_layers": 0}, ends
+        self.settings, self.ends = {"max_len": room, "num_layers": 0}, ends
+        self.vocab, self.spread = vocab, spread
 
     def encode(self, src):
         return src, src == PAD_ID
@@ -34,7 +35,7 @@ class Toy(nn.Module):
         seed = source
         for token in prefix:
             seed = seed * 7 + token
-        scores = 2 * torch.randn(V, generator=torch.Generator().manual_seed(seed))
+        scores = self.spread * torch.randn(self.vocab, generator=torch.Generator().manual_seed(seed % 2**64))
         return scores if self.ends else scores.index_fill(0, torch.tensor(EOS_ID), -torch.inf)
 
     def log_p(self, source: int, ids: list[int]) -> float:
