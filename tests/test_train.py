@@ -562,7 +562,6 @@ def test_the_chapters_validation_score_includes_the_strings_of_training(monkeypa
 
 
 def test_a_real_ctrl_c(tmp_path):
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and its child
     command = [sys.executable, ROOT / "train.py", *SHORT, "--epochs", "1000", "--out", "a.pt"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
