@@ -3,6 +3,7 @@
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,22 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be written, read or used; the message is one line that begins with the file."""
 
 
+def save(content: dict, file: BinaryIO) -> None:
+    """torch.save that raises what went wrong. After a failed write torch tries to end the archive, fails once
+    more, and its RuntimeError would hide the full disk or the Ctrl-C."""
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError | KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
+
+
 def write_checkpoint(path: Path | str, checkpoint: dict) -> None:
     """CheckpointError where it cannot be written; the file that was there before is then still there."""
     try:
         with replacing(path) as file:
-            torch.save(checkpoint, file)
+            save(checkpoint, file)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: cannot be written ({reason(error)})") from None
 

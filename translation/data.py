@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from model import PAD_ID
-from toolbox.checkpoint import load_plain
+from toolbox.checkpoint import load_plain, save
 from toolbox.files import reason, replacing
 from train import BOS_ID, EOS_ID
 
@@ -293,7 +293,7 @@ class LangPairDataset(torch.utils.data.Dataset):
         with contextlib.suppress(OSError, RuntimeError):  # a read-only folder, a full disk: no cache
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
-                torch.save({"key": key, "checksum": _checksum(content), **content}, file)
+                save({"key": key, "checksum": _checksum(content), **content}, file)
 
     @classmethod
     def _read(cls, path: Path | str, key: str) -> "LangPairDataset | None":
