@@ -233,7 +233,7 @@ def train_epoch(
 
 
 def train(args: argparse.Namespace, checkpoint: dict | None, history: list[dict]) -> None:
-    """The whole run: `history` gets one dict per epoch, the numbers of its log line; then the report.
+    """The whole run: `history` gets one dict per saved epoch, the numbers of its log line; then the report.
 
     CheckpointError when the checkpoint does not fit or cannot be written.
     """
@@ -260,8 +260,8 @@ def train(args: argparse.Namespace, checkpoint: dict | None, history: list[dict]
         row["val_exact_match"] = exact_match(model, val_src, val_tgt)
         row["lr"] = scheduler.get_last_lr()[0]  # the next update's, as the chapter prints it
         row["seconds"] = time.perf_counter() - start
-        history.append(row)
-        save_checkpoint(args.out, model, optimizer, scheduler, history, kept)
+        save_checkpoint(args.out, model, optimizer, scheduler, [*history, row], kept)
+        history.append(row)  # now that it is true of the file: Ctrl-C may come at any moment
         say(
             "epoch {epoch:2}  loss {loss:.4f}  token_acc {token_acc:.3f}  "
             "val_exact_match {val_exact_match:.3f}  lr {lr:.2e}  {seconds:.1f} s".format(**row)

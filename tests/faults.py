@@ -12,8 +12,10 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -52,12 +54,14 @@ class Disk(contextlib.ExitStack):
     """Within: `strike(number, what)` is called at every change of a file below `folder`, numbered from 1.
 
     what: "open", "write" (with half of it done), "replace", "chmod", "fsync", "mkdir" or "unlink". strike may
-    sleep, kill the process, or raise, which is then what the operation raises.
+    sleep, kill the process, or raise, which is then what the operation raises. removing=False: "unlink" does
+    not count, as it needs no room. A file is written in pieces of `size` bytes.
     """
 
-    def __init__(self, folder, strike=lambda number, what: None, size: int = 2**17):
+    def __init__(self, folder, strike, size: int = 2**17, removing: bool = True):
         super().__init__()
-        self.folder, self.strike, self.size, self.count = os.path.realpath(folder), strike, size, 0
+        self.folder, self.strike, self.count = os.path.realpath(folder), strike, 0
+        self.size, self.removing = size, removing
 
     def happens(self, what: str) -> None:
         self.count += 1
@@ -67,7 +71,7 @@ class Disk(contextlib.ExitStack):
         real = io.open
         for module, name in ((builtins, "open"), (io, "open")):
             self.enter_context(mock.patch.object(module, name, partial(self.opened, real)))
-        for name in ("replace", "chmod", "mkdir", "unlink", "fsync"):
+        for name in ("replace", "chmod", "mkdir", "fsync", *(["unlink"] if self.removing else [])):
             self.enter_context(mock.patch.object(os, name, partial(self.called, name, getattr(os, name))))
         return super().__enter__()
 
@@ -104,7 +108,7 @@ def full(start: int, lasting: bool):
     """A strike: the disk is full from operation `start` on, or there only."""
 
     def strike(number, what):
-        if what != "unlink" and (number == start or lasting and number > start):
+        if number == start or lasting and number > start:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     return strike
@@ -115,9 +119,48 @@ def pause(seconds: float):
     return lambda number, what: time.sleep(seconds)
 
 
+def limit(size: int):
+    """No strike at all, but the system itself lets no file of this process grow beyond so many bytes."""
+    import resource  # absent on Windows
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    return lambda number, what: None
+
+
 def kill(start: int):
     """A strike: the process dies at operation `start`."""
     return lambda number, what: number == start and os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill(folder, main, after, capsys, step=1) -> int:
+    """Run main() on a disk that is full from its n-th change on, or at that one only, for all n.
+
+    after(status): what must be true then. -> how many of these runs went well all the same.
+    """
+    survived = 0
+    for lasting in (True, False):
+        number = 1
+        while True:
+            capsys.readouterr()
+            with Disk(folder, full(number, lasting), removing=False) as disk:
+                try:
+                    status = main()
+                except SystemExit as ended:
+                    status = ended.code
+            said = capsys.readouterr().err
+            if disk.count < number:
+                assert status == 0
+                after(status)
+                break
+            if status == 0:
+                survived += 1
+            else:
+                assert status == 2 and said.count("\n") == 1 and "No space left" in said, (number, said)
+                assert "error: " in said
+            after(status)
+            number += step
+        assert number > 2
+    return survived
 
 
 # ------------------------------------------------------------------------------------------------- children
@@ -146,6 +189,22 @@ def start(name: str, argv, output: Path, disk=None, **variables):
     process = context.Process(target=child, args=(name, list(map(str, argv)), output, disk, variables))
     process.start()
     return process
+
+
+@contextlib.contextmanager
+def tiny_disk(folder: Path) -> Iterator[Callable[[str], None]]:
+    """Within: `folder` is a file system of its own; resize("64k") says how large. Skips where none can be."""
+
+    def resize(size: str, *more: str) -> bool:
+        command = ["mount", "-t", "tmpfs", "-o", ",".join([f"size={size}", *more]), "tmpfs", str(folder)]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    if sys.platform != "linux" or os.geteuid() or not resize("4k"):
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield lambda size: resize(size, "remount")
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def run(name: str, argv, output: Path, disk=None) -> int:

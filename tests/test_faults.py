@@ -5,7 +5,8 @@ import random
 import time
 
 import pytest
-from faults import TRAIN, Disk, full, kill, pause, run, same, shrink, start
+import torch
+from faults import TRAIN, Disk, fill, full, kill, limit, pause, run, same, shrink, start, tiny_disk
 
 import train
 
@@ -154,35 +155,6 @@ def test_sigterm_at_random_moments(out, straight, count):
 # ------------------------------------------------------------------------------------------- the full disk
 
 
-def fill(folder, main, after, capsys, step):
-    """Run main() on a disk that is full from its n-th change on, or at that one only, for all n.
-
-    after(): what must be true when it failed. -> how many of the runs went well all the same.
-    """
-    survived = 0
-    for lasting in (True, False):
-        number = 1
-        while True:
-            capsys.readouterr()
-            with Disk(folder, full(number, lasting)) as disk:
-                try:
-                    status = main()
-                except SystemExit as ended:
-                    status = ended.code
-            if disk.count < number:
-                break
-            said = capsys.readouterr().err
-            if status == 0:
-                survived += 1
-            else:
-                assert status == 2 and said.count("\n") == 1 and "No space left" in said, (number, said)
-                assert "error: " in said
-            after(status)
-            number += step
-        assert status == 0 and number > 2
-    return survived
-
-
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_training_on_a_full_disk(out, straight, monkeypatch, capsys, step):
     shrink(monkeypatch, "train")
@@ -198,3 +170,146 @@ def test_training_on_a_full_disk(out, straight, monkeypatch, capsys, step):
         out.unlink()
 
     fill(out.parent, main, after, capsys, step)
+
+
+def test_ctrl_c_at_every_step_of_saving_says_what_the_file_holds(out, straight, monkeypatch, capsys):
+    shrink(monkeypatch, "train")
+    argv = [str(word) for word in [*OPTIONS, "--out", out]]
+    assert train.main([*argv[:-2], "--seed", "1", *argv[-2:]]) == 0
+    before, number, told = out.read_bytes(), 1, set()
+    while True:
+
+        def strike(at, what, number=number):
+            if at == number:
+                raise KeyboardInterrupt
+
+        out.write_bytes(before)
+        capsys.readouterr()
+        with Disk(out.parent, strike, removing=False) as disk:
+            status = train.main(argv)
+        if disk.count < number:
+            break
+        said = capsys.readouterr()
+        if status:
+            assert status == 130 and said.err == "" and os.listdir(out.parent) == [out.name]
+            line = said.out.splitlines()[-1]
+            told.add("still what it was" in line)
+            if out.read_bytes() == before:
+                assert line == f"interrupted before the first epoch ended: {out} is still what it was"
+            else:
+                assert check(out, straight) >= 1
+                assert (
+                    line == f"interrupted: {out} holds the run up to its last whole epoch; --resume goes on"
+                )
+        number += 1
+    assert told == {True, False}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs the limits of Unix")
+def test_training_where_files_cannot_grow(out, straight):
+    log, disk = out.parent.parent / "log", (out.parent, limit)
+    assert run("train", command(out), log) == 0
+    size = out.stat().st_size
+    for most in (4096, size // 2, size - 1):
+        out.unlink(missing_ok=True)
+        assert run("train", command(out), log, (*disk, most)) == 2
+        assert "a.pt: cannot be written (File too large)" in log.read_text().splitlines()[-1]
+        assert "Traceback" not in log.read_text() and check(out, straight) < EPOCHS
+        assert set(os.listdir(out.parent)) <= {out.name}
+        assert run("train", command(out), log) == 0
+        check_finished(out, straight)
+
+
+def test_training_on_a_tiny_disk(out, straight):
+    log = out.parent.parent / "log"
+    with tiny_disk(out.parent) as resize:
+        # room for nothing, for half a checkpoint, for the first, which is small, and for nearly two
+        for size, epoch in (("4k", -1), ("64k", -1), ("600k", 0), ("800k", 1)):
+            out.unlink(missing_ok=True)
+            assert resize(size)
+            assert run("train", command(out), log) == 2
+            assert "a.pt: cannot be written (No space left on device)" in log.read_text().splitlines()[-1]
+            assert "Traceback" not in log.read_text() and check(out, straight) == epoch
+            assert set(os.listdir(out.parent)) <= {out.name}
+            assert resize("8m")
+            assert run("train", command(out), log) == 0
+            check_finished(out, straight)
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "a.pt"
+    with pytest.MonkeyPatch.context() as patch:
+        shrink(patch, "train")
+        assert train.main([*TRAIN, "--epochs", "1", "--out", str(path)]) == 0
+    return path
+
+
+@pytest.mark.parametrize("ending, old", [("png", b"old picture"), ("svg", None), ("pdf", None)])
+def test_viz_on_a_full_disk(model, tmp_path, capsys, ending, old):
+    pytest.importorskip("matplotlib")
+    import viz
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    pictures = [folder / f"{name}.{ending}" for name in ("map", "curve")]
+
+    def reset():
+        for picture in pictures:
+            picture.unlink(missing_ok=True)
+            if old:
+                picture.write_bytes(old)
+
+    def main():
+        return viz.main(["--checkpoint", str(model), "--device", "cpu", "--digits", "123",
+                         "--out", str(pictures[0]), "--curve", str(pictures[1])])  # fmt: skip
+
+    def after(status):
+        left = {path: path.read_bytes() for path in folder.iterdir()}
+        assert left.keys() <= set(pictures)
+        assert all(content == old or len(content) > 5000 for content in left.values())
+        assert status == 0 or left.get(pictures[1]) == old
+        reset()
+
+    reset()
+    assert fill(folder, main, after, capsys) == 0
+
+
+def test_mha_vs_sdpa_on_a_full_disk(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    import mha_vs_sdpa as mha
+
+    options = ["--lengths", "8,16", "--batch", "1", "--d-model", "8", "--heads", "2", "--repeats", "2"]
+    options += ["--warmup", "1", "--device", "cpu", "--out", str(tmp_path / "a.png")]
+    document = mha.run(mha.parse_args(options))
+    monkeypatch.setattr(mha, "run", lambda args: document)
+    assert fill(tmp_path, lambda: mha.main(options), lambda status: None, capsys) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_peak_memory_is_unknown_where_there_is_no_room_for_the_trace(tmp_path, monkeypatch, half):
+    from toolbox.measure import peak_bytes
+
+    def call():
+        return torch.ones(1000) * 2
+
+    assert peak_bytes(call, torch.device("cpu")) >= 8000
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if half:
+        monkeypatch.setattr("toolbox.measure.traced", lambda *_, **__: HalfTrace())
+        assert peak_bytes(call, torch.device("cpu")) is None
+    else:
+        with Disk(tmp_path, full(1, True)) as disk:
+            assert peak_bytes(call, torch.device("cpu")) is None
+        assert disk.count == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+class HalfTrace:
+    def export_chrome_trace(self, path):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write('{"traceEvents": [')

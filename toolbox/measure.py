@@ -83,10 +83,13 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int | None:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     trace = traced(call, memory=True)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        trace.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            trace.export_chrome_trace(str(path))
+            events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    except (OSError, ValueError):  # the disk is full: no file, or half of one
+        return None
     changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]"]
     alive = peak = 0
     for _, change in sorted(changes, key=lambda pair: pair[0]):

@@ -1,0 +1,200 @@
+"""translation/: killed, told to end, alone of two, and on a full disk, at every moment."""
+
+import os
+import random
+import shutil
+import time
+
+import pytest
+import torch
+from faults import TRANSLATION, fill, kill, pause, run, same, shrink, start
+
+pytest.importorskip("sentencepiece", reason="pip install -r translation/requirements.txt")
+pytest.importorskip("tqdm", reason="pip install -r translation/requirements.txt")
+
+import translation.train as tt
+from translation.checkpoint import load_translator
+from translation.options import last_checkpoint
+from translation.run import Run, best_row
+
+NAME = "translation.train"
+STAGES = (2, 4)  # epochs: a run that is finished goes on
+SEED = 20  # of the moments
+FILES = {"last.pt", "best.pt", "tokenizer.model", "train.ids", "val.ids", "log.txt"}
+
+
+class Straight(dict):
+    """(name, epoch, position) -> the file's content, in a run that nothing disturbs.
+
+    left: epochs -> the names in its folder after that stage.
+    """
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    saved, out, write = Straight(), tmp_path_factory.mktemp("straight") / "run", Run.write_weights
+    saved.left = {}
+
+    def writing(run, name, more=None):
+        write(run, name, more)
+        saved[name, run.epoch, run.position] = torch.load(run.args.out / name, weights_only=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        shrink(patch, NAME)
+        patch.setattr(Run, "write_weights", writing)
+        for epochs in STAGES:
+            assert tt.main(list(map(str, command(out, epochs)))) == 0
+            saved.left[epochs] = set(os.listdir(out))
+    assert any(name == "last.pt" and epoch == 3 and position for name, epoch, position in saved)
+    assert ("averaged.pt", 4, 0) in saved
+    return saved
+
+
+def command(out, epochs):
+    if not (out / "last.pt").exists():
+        return [*TRANSLATION, "--out", out, "--epochs", epochs]
+    return ["--resume", "--device", "cpu", "--out", out, "--epochs", epochs]
+
+
+def check(out, straight):
+    """What is there belongs to the undisturbed run as far as it has come -> epoch and position of last.pt."""
+    if not (out / "last.pt").exists():
+        assert not any(out.glob("*.pt"))
+        return -1, 0
+    last = last_checkpoint(out)
+    place = last["epoch"], last["position"]
+    for path in out.glob("*.pt"):
+        found = torch.load(path, weights_only=True)
+        where = place if path.name == "last.pt" else (found["epoch"], 0)
+        same(found, straight[(path.name, *where)], path.name)
+        # An epoch's own files come before last.pt says that it is over.
+        assert found["epoch"] <= last["epoch"] + 1
+    if (out / "averaged.pt").exists():
+        assert place[1] == 0 and torch.load(out / "averaged.pt", weights_only=True)["epoch"] == place[0]
+    if place[0]:
+        best = torch.load(out / "best.pt", weights_only=True)
+        assert best["epoch"] in (best_row(last["history"])["epoch"], last["epoch"] + 1)
+        load_translator(out)
+    return place
+
+
+def check_finished(out, straight, epochs):
+    assert check(out, straight) == (epochs, 0)
+    assert set(os.listdir(out)) == straight.left[epochs] >= FILES | {"averaged.pt"}
+
+
+def moments(count):
+    """`count` here, ten times as many among the slow tests."""
+    return pytest.mark.parametrize("count", [count, pytest.param(10 * count, marks=pytest.mark.slow)])
+
+
+@pytest.fixture
+def out(tmp_path):
+    (tmp_path / "folder").mkdir()
+    return tmp_path / "folder" / "run"
+
+
+def disturb(out, straight, count, stop, after):
+    """Stop a run at `count` random moments, go on each time; after(process, said): what must be true then."""
+    log, disk, chance = out.parent.parent / "log", (out.parent, pause, 0.01), random.Random(SEED)
+    for _ in range(2):  # the first child of all waits for much to be imported
+        begin = time.perf_counter()
+        assert run(NAME, command(out, 2), log, disk) == 0, log.read_text()
+        shutil.rmtree(out)
+    longest, landed, delays, stages = time.perf_counter() - begin, 0, [], list(STAGES)
+    try:
+        while landed < count or stages != [4]:
+            process = start(NAME, command(out, stages[0]), log, disk)
+            delays.append(chance.uniform(0.1, longest))
+            process.join(delays[-1])
+            if process.exitcode is None:
+                stop(process)
+                process.join(60)
+                landed += after(process, log.read_text())
+            else:
+                assert process.exitcode == 0, log.read_text()
+                check_finished(out, straight, stages.pop(0))
+                if not stages:
+                    stages = list(STAGES)
+                    shutil.rmtree(out)
+        assert run(NAME, command(out, 4), log, disk) == 0
+        check_finished(out, straight, 4)
+    except BaseException:
+        print(f"random.Random({SEED}), delays in seconds: {delays}\n{log.read_text()}")
+        raise
+
+
+# ---------------------------------------------------------------------------------------------- killed
+
+
+@moments(5)
+def test_killed_at_random_moments(out, straight, count):
+    while_saving = 0
+
+    def after(process, said):
+        nonlocal while_saving
+        assert process.exitcode == -9
+        check(out, straight)
+        while_saving += any(out.glob("*.unfinished"))
+        return True
+
+    disturb(out, straight, count, lambda process: process.kill(), after)
+    assert count < 50 or while_saving >= 5
+
+
+@pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_every_step_of_saving(out, straight, step):
+    """The second stage, which begins with the files of a finished run."""
+    log, finished = out.parent.parent / "log", out.parent / "finished"
+    assert run(NAME, command(finished, 2), log) == 0
+    number, while_saving = 1, 0
+    while True:
+        shutil.copytree(finished, out)
+        status = run(NAME, command(out, 4), log, (out.parent, kill, number))
+        if status == 0:
+            break
+        assert status == -9, log.read_text()
+        check(out, straight)
+        while_saving += any(out.glob("*.unfinished"))
+        assert run(NAME, command(out, 4), log) == 0, log.read_text()
+        check_finished(out, straight, 4)
+        shutil.rmtree(out)
+        number += step
+    check_finished(out, straight, 4)
+    assert while_saving >= number // step // 4 > 0
+
+
+# -------------------------------------------------------------------------------------------- told to end
+
+
+@moments(5)
+def test_sigterm_at_random_moments(out, straight, count):
+    def after(process, said):
+        assert "Traceback" not in said
+        assert not list(out.parent.rglob("*.unfinished")) and not list(out.parent.rglob("lock"))
+        if process.exitcode in (-15, 0):  # before the script had begun, or a moment too late
+            return False
+        assert process.exitcode == 130 and "interrupted" in said, said
+        return True
+
+    disturb(out, straight, count, lambda process: process.terminate(), after)
+
+
+# ------------------------------------------------------------------------------------------- the full disk
+
+
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_training_on_a_full_disk(out, straight, monkeypatch, capsys, step):
+    shrink(monkeypatch, NAME)
+
+    def main():
+        return tt.main(list(map(str, command(out, 2))))
+
+    def after(status):
+        check(out, straight)
+        assert not list(out.parent.rglob("*.unfinished")) and not list(out.parent.rglob("lock"))
+        assert main() == 0
+        check_finished(out, straight, 2)
+        shutil.rmtree(out)
+
+    fill(out.parent, main, after, capsys, step)
