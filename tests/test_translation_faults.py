@@ -3,11 +3,12 @@
 import os
 import random
 import shutil
+import socket
 import time
 
 import pytest
 import torch
-from faults import TRANSLATION, fill, kill, pause, run, same, shrink, start
+from faults import TRANSLATION, Disk, fill, full, kill, pause, run, same, shrink, start
 
 pytest.importorskip("sentencepiece", reason="pip install -r translation/requirements.txt")
 pytest.importorskip("tqdm", reason="pip install -r translation/requirements.txt")
@@ -198,3 +199,100 @@ def test_training_on_a_full_disk(out, straight, monkeypatch, capsys, step):
         shutil.rmtree(out)
 
     fill(out.parent, main, after, capsys, step)
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_curves_that_cannot_be_written_end_no_run(out, straight, monkeypatch, capfd, lasting):
+    pytest.importorskip("tensorboard")
+    number, noted = 1, 0
+    monkeypatch.setattr("translation.curves.LOG_EVERY", 5)
+    while True:
+        capfd.readouterr()
+        with Disk(out / "tensorboard", full(number, lasting), removing=False) as disk:
+            assert tt.main(list(map(str, command(out, 2)))) == 0
+        said = capfd.readouterr()
+        check(out, straight)
+        assert "Traceback" not in said.err and said.err.count("\n") <= 1
+        noted += "tensorboard cannot be written (No space left on device)" in said.err + said.out
+        if disk.count < number:
+            break
+        shutil.rmtree(out)
+        number += 3
+    assert number > 6 and noted >= number // 6
+    assert any((out / "tensorboard").iterdir())
+
+
+# ------------------------------------------------------------------------------------------- two processes
+
+
+def two(out, epochs, disk=None):
+    """Both processes of a run, as torchrun would start them, and what they say; disk: of the first one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    logs = [out.parent.parent / f"log{rank}" for rank in range(2)]
+    shared = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUDA_VISIBLE_DEVICES="")
+    slow = (out.parent, pause, 0.01)
+    processes = [
+        start(NAME, command(out, epochs), logs[rank], own, RANK=str(rank), LOCAL_RANK=str(rank), **shared)
+        for rank, own in enumerate([disk or slow, slow])
+    ]
+    return processes, logs
+
+
+def join(processes, seconds):
+    """Wait -> the exit codes; None for one that hangs, and is killed here."""
+    end = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0, end - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return codes
+
+
+@pytest.fixture(scope="module")
+def straight_two(tmp_path_factory):
+    out = tmp_path_factory.mktemp("two") / "folder" / "run"
+    out.parent.mkdir()
+    assert join(two(out, 4)[0], 120) == [0, 0]
+    return last_of_two(out)
+
+
+def last_of_two(out):
+    return torch.load(out / "last.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("delay", [0.0, 0.13])
+def test_one_of_two_is_killed(out, straight_two, victim, delay):
+    processes, logs = two(out, 4)
+    end = time.monotonic() + 60
+    while "epoch  1" not in logs[0].read_text() and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(delay)
+    processes[victim].kill()
+    codes = join(processes, 60)
+    assert codes[victim] == -9 and codes[1 - victim] == 2, codes
+    said = logs[1 - victim].read_text()
+    assert "Traceback" not in said
+    lines = [line for line in said.splitlines() if "error: " in line]
+    assert len(lines) == 1 and f"torchrun: process {1 - victim} had to end" in lines[0], said
+    assert last_of_two(out)["epoch"] >= 1
+    assert join(two(out, 4)[0], 120) == [0, 0], [log.read_text() for log in logs]
+    same(last_of_two(out), straight_two)
+    assert not list(out.glob("*.unfinished")) and not (out / "lock").exists()
+
+
+@pytest.mark.parametrize("number", [1, 20, 60])
+def test_the_first_of_two_finds_the_disk_full(out, straight_two, number):
+    processes, logs = two(out, 4, (out.parent, full, number, True))
+    codes, said = join(processes, 60), [log.read_text() for log in logs]
+    assert codes == [2, 2] and "Traceback" not in "".join(said)
+    errors = [[line for line in text.splitlines() if "error: " in line] for text in said]
+    assert len(errors[0]) == 1 and "No space left on device" in errors[0][0], said
+    assert len(errors[1]) == 1 and "torchrun: process 1 had to end" in errors[1][0], said
+    assert not list(out.parent.rglob("*.unfinished"))
+    assert join(two(out, 4)[0], 120) == [0, 0], [log.read_text() for log in logs]
+    same(last_of_two(out), straight_two)

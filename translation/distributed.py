@@ -52,9 +52,16 @@ def own_device(device: torch.device) -> torch.device:
     return torch.device("cuda", local)
 
 
+class OneOfMany(ValueError):
+    """What ends one of several processes: the loss of another one, or something of its own."""
+
+
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Within: the processes that torchrun started can talk to each other. Waits for all of them first."""
+    """Within: the processes that torchrun started can talk to each other. Waits for all of them first.
+
+    OneOfMany where they no longer can.
+    """
     if started() == 1:
         yield
         return
@@ -63,9 +70,9 @@ def process_group(device: torch.device) -> Iterator[None]:
     dist.init_process_group(backend, timeout=datetime.timedelta(hours=2))
     try:
         yield
-    except RuntimeError as error:  # what a backend raises when another process no longer answers
+    except RuntimeError as error:  # also what a backend raises when another process no longer answers
         text = " ".join(str(error).split())
-        raise ValueError(f"torchrun: process {rank()} lost the others ({text[:200]})") from None
+        raise OneOfMany(f"torchrun: process {rank()} had to end ({text[:200]})") from None
     finally:
         dist.destroy_process_group()
 

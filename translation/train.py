@@ -38,14 +38,24 @@ from torch import Tensor
 
 from model import PAD_ID, Transformer
 from toolbox.command_line import option_name, run_script, say
+from toolbox.files import reason
 from train import evaluating
 from train import loss_sum as loss_sum_at_once
 from translation.bleu import corpus_bleu
 from translation.checkpoint import average, read_run
-from translation.curves import Curves, open_tensorboard
+from translation.curves import Curves, open_tensorboard, quiet_thread
 from translation.data import LangPairDataset, TransformerBatchSampler, collate
 from translation.decode import translate_lines
-from translation.distributed import any_of, from_first, process_group, rank, started, summed, world_size
+from translation.distributed import (
+    OneOfMany,
+    any_of,
+    from_first,
+    process_group,
+    rank,
+    started,
+    summed,
+    world_size,
+)
 from translation.interrupt import Interrupted, catching_interrupt, check_stop
 from translation.options import build_parser, parse_args
 from translation.run import Run, stale
@@ -108,27 +118,36 @@ def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
 
 def train_run(run: Run) -> int:
     """Train, finish and close a run -> exit status."""
-    args = run.args
     run.describe()
-    writer = open_tensorboard(args.out / "tensorboard", run.updates + 1) if rank() == 0 else None
-    if writer is None:
-        run.log("curves   none: pip install tensorboard")
-    curves = Curves(writer)
-    try:
-        with catching_interrupt(run.stop):
-            train_epochs(run, curves)
-            try:
-                if rank() == 0:
-                    finish(run)
-            finally:
-                from_first(None)  # all leave together
-    except Interrupted:
-        if rank() == 0:
-            say(f"interrupted after {run.updates:,} updates: --resume --out {args.out} goes on from there")
-        return 130
-    finally:
-        curves.close()
+    with quiet_thread(), contextlib.closing(open_curves(run)) as curves:
+        try:
+            with catching_interrupt(run.stop):
+                train_epochs(run, curves)
+                try:
+                    if rank() == 0:
+                        finish(run)
+                finally:
+                    from_first(None)  # all leave together
+        except Interrupted:
+            if rank() == 0:
+                out = run.args.out
+                say(f"interrupted after {run.updates:,} updates: --resume --out {out} goes on from there")
+            return 130
     return 0
+
+
+def open_curves(run: Run) -> Curves:
+    """Rank 0's curves, or none where they cannot be."""
+    writer = None
+    if rank() == 0:
+        try:
+            writer = open_tensorboard(run.args.out / "tensorboard", run.updates + 1)
+            why = "pip install tensorboard"
+        except OSError as error:
+            why = f"tensorboard cannot be written ({reason(error)})"
+        if writer is None:
+            run.log(f"curves   none: {why}")
+    return Curves(writer)
 
 
 def train_epochs(run: Run, curves: Curves) -> None:
@@ -297,7 +316,7 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         parser.error(f"{error.name} is not installed: pip install -r translation/requirements.txt")
     except ValueError as error:
-        if started() > 1 and os.environ["RANK"] != "0":
+        if started() > 1 and os.environ["RANK"] != "0" and not isinstance(error, OneOfMany):
             return 2  # rank 0 says the same
         parser.error(re.sub(r"\b([a-z_]+)=", lambda m: f"{option_name(m[1])} ", " ".join(str(error).split())))
 
