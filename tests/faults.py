@@ -183,7 +183,7 @@ def child(name: str, argv: list[str], output: Path, disk, variables: dict[str, s
 def start(name: str, argv, output: Path, disk=None, **variables):
     """Begin a child -> its process. `terminate` and `kill` send SIGTERM and SIGKILL; `exitcode` as usual."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["faults", "train", "translation.train"])
+    context.set_forkserver_preload(["faults", "train", "translation.train", "sentencepiece", "tqdm"])
     with mock.patch.dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}", OMP_NUM_THREADS="1"):
         multiprocessing.forkserver.ensure_running()
     process = context.Process(target=child, args=(name, list(map(str, argv)), output, disk, variables))

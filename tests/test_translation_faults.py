@@ -1,5 +1,6 @@
 """translation/: killed, told to end, alone of two, and on a full disk, at every moment."""
 
+import importlib
 import os
 import random
 import shutil
@@ -13,12 +14,16 @@ from faults import TRANSLATION, Disk, fill, full, kill, pause, run, same, shrink
 pytest.importorskip("sentencepiece", reason="pip install -r translation/requirements.txt")
 pytest.importorskip("tqdm", reason="pip install -r translation/requirements.txt")
 
+import test_translation_prepare
+
 import translation.train as tt
+from translation import prepare
 from translation.checkpoint import load_translator
 from translation.options import last_checkpoint
 from translation.run import Run, best_row
 
 NAME = "translation.train"
+server = test_translation_prepare.server  # a fixture
 STAGES = (2, 4)  # epochs: a run that is finished goes on
 SEED = 20  # of the moments
 FILES = {"last.pt", "best.pt", "tokenizer.model", "train.ids", "val.ids", "log.txt"}
@@ -108,12 +113,11 @@ def disturb(out, straight, count, stop, after):
             process = start(NAME, command(out, stages[0]), log, disk)
             delays.append(chance.uniform(0.1, longest))
             process.join(delays[-1])
-            if process.exitcode is None:
-                stop(process)
-                process.join(60)
+            stop(process)
+            process.join(60)
+            if process.exitcode:
                 landed += after(process, log.read_text())
             else:
-                assert process.exitcode == 0, log.read_text()
                 check_finished(out, straight, stages.pop(0))
                 if not stages:
                     stages = list(STAGES)
@@ -173,7 +177,7 @@ def test_sigterm_at_random_moments(out, straight, count):
     def after(process, said):
         assert "Traceback" not in said
         assert not list(out.parent.rglob("*.unfinished")) and not list(out.parent.rglob("lock"))
-        if process.exitcode in (-15, 0):  # before the script had begun, or a moment too late
+        if process.exitcode == -15:  # before the script had begun
             return False
         assert process.exitcode == 130 and "interrupted" in said, said
         return True
@@ -296,3 +300,49 @@ def test_the_first_of_two_finds_the_disk_full(out, straight_two, number):
     assert not list(out.parent.rglob("*.unfinished"))
     assert join(two(out, 4)[0], 120) == [0, 0], [log.read_text() for log in logs]
     same(last_of_two(out), straight_two)
+
+
+# ------------------------------------------------------------------------------------ the other commands
+
+
+def test_prepare_on_a_full_disk(server, tmp_path, capsys):
+    folder, contents = tmp_path / "data", test_translation_prepare.FILES
+
+    def main():
+        return prepare.main(["--data", str(folder), "--vocab-size", "300"])
+
+    def after(status):
+        assert all(path.read_bytes() == contents[path.name] for path in folder.glob("*"))
+        assert main() == 0 and set(os.listdir(folder)) == contents.keys()
+        shutil.rmtree(folder)
+
+    assert fill(tmp_path, main, after, capsys, step=3) == 0
+
+
+@pytest.mark.parametrize("name", ["translate", "evaluate", "attention"])
+def test_output_on_a_full_disk(out, straight, monkeypatch, tmp_path, capsys, name):
+    if name == "evaluate":
+        pytest.importorskip("sacrebleu")
+    shrink(monkeypatch, NAME)
+    assert tt.main(list(map(str, command(out, 1)))) == 0
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "a.txt").write_text("old\n")
+    (tmp_path / "in.txt").write_text("Ein Hund.\n")
+    options = {
+        "translate": ["--input", tmp_path / "in.txt", "--output", folder / "a.txt"],
+        "evaluate": ["--sample", "--split", "test", "--out", folder / "a.txt"],
+        "attention": ["--out", folder / "a.png", "Ein Hund."],
+    }[name]
+    script = importlib.import_module(f"translation.{name}")
+
+    def main():
+        return script.main(list(map(str, ["--checkpoint", out, "--device", "cpu", "--beam", "1", *options])))
+
+    def after(status):
+        if status:
+            assert (folder / "a.txt").read_text() == "old\n" and len(list(folder.iterdir())) == 1
+        (folder / "a.txt").write_text("old\n")
+        (folder / "a.png").unlink(missing_ok=True)
+
+    assert fill(folder, main, after, capsys) == 0
