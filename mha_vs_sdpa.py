@@ -71,11 +71,14 @@ def tiled_attention(
 
     After the last tile o / z is the answer. q [B, h, Lq, d_k], k and v [B, h, Lk, d_k], mask bool, [B, h, Lq,
     Lk] with 1 for any but Lk, True = masked -> [B, h, Lq, d_k]. `is_causal=True` stands for
-    `make_causal_mask`; ValueError with a mask beside it, or when Lq != Lk.
+    `make_causal_mask`; ValueError with a mask beside it, or when Lq != Lk. ValueError, too, without keys, or
+    with another number of values, of which some would never be looked at.
     Source: Milakov & Gimelshein 2018; Dao et al. 2022.
     """
     if is_causal and (mask is not None or q.size(2) != k.size(2)):
         raise ValueError("is_causal: needs queries and keys of one length, and no mask beside it")
+    if not k.size(2) or k.size(2) != v.size(2):
+        raise ValueError(f"{k.size(2)} keys and {v.size(2)} values: must be equally many, at least 1")
     scale, lowest, outputs = q.size(-1) ** -0.5, torch.finfo(torch.float32).min, []
     if mask is not None:
         mask = mask.expand(-1, -1, q.size(2), k.size(2))

@@ -445,8 +445,11 @@ def fused_attention(
 ) -> tuple[Tensor, None]:
     """`scaled_dot_product_attention` by PyTorch's fused kernel, which has no weights to return.
 
-    A row with all keys masked comes out as 0. Source: Dao et al. 2022 (FlashAttention).
+    A row with all keys masked comes out as 0. ValueError when k and v differ in length: the kernel would not
+    notice. Source: Dao et al. 2022 (FlashAttention).
     """
+    if k.size(-2) != v.size(-2):
+        raise ValueError(f"{k.size(-2)} keys and {v.size(-2)} values: must be equally many")
     dropout = drop.p if drop is not None and drop.training else 0.0
     keep = None if mask is None else ~mask  # SDPA's bool masks have the opposite sense: True = may be seen
     return F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout), None
@@ -497,7 +500,8 @@ def check_settings(
                    trained, as an output that is never right
 
     ValueError, naming the argument, for a size below 1, a dropout outside [0, 1), heads that do not divide
-    d_model, an unknown attention or activation, or shared embeddings of two vocabulary sizes.
+    d_model, an unknown attention or activation, a norm_first or share_embeddings that is no bool, or shared
+    embeddings of two vocabulary sizes.
     """
     sizes = dict(src_vocab=src_vocab, tgt_vocab=tgt_vocab, d_model=d_model, num_heads=num_heads, dff=dff,
                  num_layers=num_layers, max_len=max_len)  # fmt: skip
@@ -509,6 +513,9 @@ def check_settings(
     for name, value, legal in (("attention", attention, ATTENTION), ("activation", activation, ACTIVATION)):
         if value not in legal:
             raise ValueError(f"{name}={value!r}: must be one of {', '.join(legal)}")
+    for name, value in (("norm_first", norm_first), ("share_embeddings", share_embeddings)):
+        if not isinstance(value, bool):  # "post" would count as True
+            raise ValueError(f"{name}={value!r}: must be True or False")
     if share_embeddings and src_vocab != tgt_vocab:
         raise ValueError(f"share_embeddings: src_vocab={src_vocab} and tgt_vocab={tgt_vocab} must be equal")
     return sizes | dict(

@@ -89,8 +89,11 @@ def make_dataset(n: int, seed: int, extra_long: int = 0) -> tuple[Tensor, Tensor
 
     Lengths are uniform over MIN_LEN..MAX_LEN, but the longest is 1 + extra_long times as likely as any other;
     digits are uniform over 0..9. A seed gives the same strings on every machine: the chapter's own, as they
-    are drawn from NumPy's generator in the chapter's order, first a length, then that many digits.
+    are drawn from NumPy's generator in the chapter's order, first a length, then that many digits. ValueError
+    when n or extra_long is negative.
     """
+    if n < 0 or extra_long < 0:
+        raise ValueError(f"n={n}, extra_long={extra_long}: must be at least 0")
     rng = np.random.default_rng(seed)
     src, tgt = np.full((2, n, SEQ_LEN), PAD_ID, dtype=np.int64)
     for number, (source, target) in enumerate(zip(src, tgt, strict=True), start=1):
@@ -107,7 +110,7 @@ def make_dataset(n: int, seed: int, extra_long: int = 0) -> tuple[Tensor, Tensor
 def drop_seen(src: Tensor, tgt: Tensor, seen_src: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of (src, tgt) whose source string does not occur in seen_src. Source rows [n, SEQ_LEN]."""
     place_value = VOCAB ** torch.arange(SEQ_LEN)  # a row read as a number in base 13: below 2^52
-    unseen = ~torch.isin((src * place_value).sum(1), (seen_src * place_value).sum(1))
+    unseen = ~torch.isin((src.long() * place_value).sum(1), (seen_src.long() * place_value).sum(1))
     return src[unseen], tgt[unseen]
 
 
@@ -117,8 +120,10 @@ def encode_digits(digits: str) -> Tensor:
 
 
 def token_name(token_id: int) -> str:
-    """3 -> "0", 1 -> "<bos>": how an id is written for a person."""
-    return ("<pad>", "<bos>", "<eos>")[token_id] if token_id < NUM_OFFSET else str(token_id - NUM_OFFSET)
+    """3 -> "0", 1 -> "<bos>": how an id is written for a person. ValueError for one that the task lacks."""
+    if not 0 <= token_id < VOCAB:
+        raise ValueError(f"id {token_id}: must be at least 0 and at most {VOCAB - 1}")
+    return ("<pad>", "<bos>", "<eos>", *"0123456789")[token_id]
 
 
 def decode_digits(ids: Tensor) -> str:
@@ -139,10 +144,12 @@ def noam_lambda(d_model: int, warmup: int) -> Callable[[int], float]:
     """Learning-rate factor for `LambdaLR`: d_model^-0.5 * min(step^-0.5, step * warmup^-1.5).
 
     LambdaLR counts from 0, the formula from 1, so the peak is at update number `warmup`. ValueError when
-    warmup < 1. Source: Vaswani et al. 2017, section 5.3.
+    warmup or d_model is below 1. Source: Vaswani et al. 2017, section 5.3.
     """
     if warmup < 1:
         raise ValueError(f"warmup={warmup}: must be at least 1")
+    if d_model < 1:
+        raise ValueError(f"d_model={d_model}: must be at least 1")
     return lambda step: d_model**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
 
 
@@ -179,8 +186,11 @@ def loss_sum(logits: Tensor, tgt_out: Tensor, smoothing: float = 0.0) -> Tensor:
     """logits [B, Lt, V] of any dtype, tgt_out [B, Lt] -> summed cross-entropy in nats, fp32; PAD counts 0.
 
     With label smoothing the right token should get 1 - smoothing and the V - 2 others share the rest; PAD,
-    never right, gets none of it. Source: Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4.
+    never right, gets none of it. ValueError when the shapes do not go together, transposed ones for instance:
+    flattened, they would. Source: Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4.
     """
+    if logits.shape[:-1] != tgt_out.shape:
+        raise ValueError(f"logits {list(logits.shape)} do not score tgt_out {list(tgt_out.shape)}")
     logits, tgt_out = logits.flatten(0, -2).float(), tgt_out.flatten()
     if not smoothing:
         return F.cross_entropy(logits, tgt_out, ignore_index=PAD_ID, reduction="sum")
@@ -216,8 +226,14 @@ def train_epoch(
     """One pass over (src, tgt) [n, L] in shuffled batches, a short last one dropped -> loss, token accuracy.
 
     Both are means over all tokens of the epoch, under teacher forcing, with dropout on. FloatingPointError
-    when the loss becomes infinite or NaN: it never recovers.
+    when the loss becomes infinite or NaN: it never recovers. ValueError unless src and tgt have equally many
+    rows, at least batch_size of them.
     """
+    if not 1 <= batch_size <= len(src) == len(tgt):
+        raise ValueError(
+            f"{len(src)} sources and {len(tgt)} targets: must be equally many, and not fewer than "
+            f"batch_size={batch_size}"
+        )
     model.train()
     batches = torch.randperm(len(src)).to(src.device).split(batch_size)[: len(src) // batch_size]
     totals = torch.zeros(3, device=src.device)
@@ -292,9 +308,11 @@ def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN, use_c
     """Free-running decoding: src [B, Ls] -> ids [B, T], T <= max_len: <bos>, the output, PAD after <eos>.
 
     The encoder runs once; each step feeds back the likeliest token, until every row has ended. `max_len`
-    counts <bos> and <eos>; ValueError unless it is 1 to the model's own max_len. use_cache=False computes
-    all positions again at each step, with the same result.
+    counts <bos> and <eos>; ValueError unless it is 1 to the model's own max_len, or when Ls = 0.
+    use_cache=False computes all positions again at each step, with the same result.
     """
+    if not src.size(1):
+        raise ValueError("src: has no tokens, not even <eos>")
     longest = model.settings["max_len"]
     if not 1 <= max_len <= longest:
         raise ValueError(f"max_len={max_len}: must be at least 1 and at most the model's max_len={longest}")
@@ -316,7 +334,12 @@ def greedy_decode(model: Transformer, src: Tensor, max_len: int = SEQ_LEN, use_c
 
 
 def exact_rows(model: Transformer, src: Tensor, tgt: Tensor, batch_size: int = 500) -> Tensor:
-    """src and tgt [n, L] -> bool [n]: does the greedy output equal the target, up to and including <eos>?"""
+    """src and tgt [n, L] -> bool [n]: does the greedy output equal the target, up to and including <eos>?
+
+    ValueError when they have different numbers of rows.
+    """
+    if len(src) != len(tgt):
+        raise ValueError(f"{len(src)} sources and {len(tgt)} targets: must be equally many")
     parts = []
     for src_part, tgt_part in zip(src.split(batch_size), tgt.split(batch_size), strict=True):
         pred = greedy_decode(model, src_part, max_len=tgt_part.size(1))
@@ -328,7 +351,7 @@ def exact_rows(model: Transformer, src: Tensor, tgt: Tensor, batch_size: int = 5
 
 
 def exact_match(model: Transformer, src: Tensor, tgt: Tensor) -> float:
-    """Share of rows that `exact_rows` finds right, 0 to 1."""
+    """Share of rows that `exact_rows` finds right, 0 to 1; NaN where there are none."""
     return exact_rows(model, src, tgt).float().mean().item()
 
 

@@ -80,10 +80,11 @@ def attention_maps(
 def antidiagonal(weights: Tensor) -> float:
     """weights [n+1, n+1] -> mean of the n+1 weights that a perfect reversal would put at 1.
 
-    They are (i, n-1-i) for the n digits, and (n, n), <eos> to <eos>. ValueError for a map that is not square.
+    They are (i, n-1-i) for the n digits, and (n, n), <eos> to <eos>. ValueError for a map that is not square,
+    or empty.
     """
     rows, columns = weights.shape
-    if rows != columns:
+    if rows != columns or not rows:
         raise ValueError(f"a {rows} x {columns} map has no anti-diagonal: it must be square")
     n = rows - 1
     return weights[range(rows), [*reversed(range(n)), n]].mean().item()

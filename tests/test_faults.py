@@ -9,6 +9,9 @@ import torch
 from faults import TRAIN, Disk, fill, full, kill, limit, pause, run, same, shrink, start, tiny_disk
 
 import train
+import viz
+from mha_vs_sdpa import tiled_attention as tiled
+from model import KVCache, Transformer, fused_attention, scaled_dot_product_attention
 
 EPOCHS = 3
 OPTIONS = [*TRAIN, "--epochs", EPOCHS]
@@ -249,8 +252,6 @@ def model(tmp_path_factory):
 @pytest.mark.parametrize("ending, old", [("png", b"old picture"), ("svg", None), ("pdf", None)])
 def test_viz_on_a_full_disk(model, tmp_path, capsys, ending, old):
     pytest.importorskip("matplotlib")
-    import viz
-
     folder = tmp_path / "run"
     folder.mkdir()
     pictures = [folder / f"{name}.{ending}" for name in ("map", "curve")]
@@ -311,3 +312,117 @@ class HalfTrace:
     def export_chrome_trace(self, path):
         with open(path, "w", encoding="utf-8") as file:
             file.write('{"traceEvents": [')
+
+
+# ------------------------------------------------------------------- shapes and types without an answer
+
+
+def tiny():
+    torch.manual_seed(0)
+    return Transformer(13, 13, d_model=16, num_heads=2, dff=16, num_layers=1, max_len=14).eval()
+
+
+def noise(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+def training(model):
+    return model, *train.make_optimizer(model, train.RECIPES["chapter"])
+
+
+SRC, TGT = train.make_dataset(4, 0)
+Q, LONGER = noise(2, 2, 8, 4), noise(2, 2, 10, 4)
+LOGITS = noise(4, 13, 13)
+WRONG = (ValueError, TypeError, RuntimeError, IndexError)  # the last two: PyTorch's own
+# what it is -> a call that must not answer, and what the error says
+NO_ANSWER = {
+    "ids: float": (lambda: tiny()(SRC.float(), TGT), "indices"),
+    "ids: beyond the vocabulary": (lambda: tiny()(SRC + 13, TGT), "out of range"),
+    "ids: negative": (lambda: tiny()(SRC - 13, TGT), "out of range"),
+    "ids: one row without a batch": (lambda: tiny()(SRC[0], TGT[0]), "too many indices"),
+    "ids: one dimension too many": (lambda: tiny()(SRC[None], TGT[None]), "must match"),
+    "ids: two batches": (lambda: tiny()(SRC, TGT[:3]), "must match"),
+    "ids: too long": (lambda: tiny()(SRC, torch.cat([TGT, TGT], 1)), "max_len=14"),
+    "mask: float": (lambda: scaled_dot_product_attention(Q, Q, Q, noise(8, 8)), "boolean"),
+    "mask: float, SDPA": (lambda: fused_attention(Q, Q, Q, noise(8, 8)), "Boolean"),
+    "mask: integer": (lambda: scaled_dot_product_attention(Q, Q, Q, torch.eye(8).long()), "boolean"),
+    "mask: integer, SDPA": (lambda: fused_attention(Q, Q, Q, torch.eye(8).long()), "dtype"),
+    "mask: wrong length": (lambda: scaled_dot_product_attention(Q, Q, Q, noise(8, 7) > 0.5), "size"),
+    "values: more than keys": (lambda: scaled_dot_product_attention(Q, Q, LONGER), "size"),
+    "values: more than keys, SDPA": (lambda: fused_attention(Q, Q, LONGER), "8 keys and 10 values"),
+    "values: more than keys, tiles": (lambda: tiled(Q, Q, LONGER, tile=4), "8 keys and 10 values"),
+    "keys: none, tiles": (lambda: tiled(Q, Q[:, :, :0], Q[:, :, :0]), "at least 1"),
+    "causal: Lq != Lk": (lambda: tiled(Q, LONGER, LONGER, is_causal=True), "one length"),
+    "causal: mask beside it": (lambda: tiled(Q, Q, Q, noise(1, 1, 8, 8) > 0.5, True), "no mask"),
+    "mask: float, tiles": (lambda: tiled(Q, Q, Q, noise(1, 1, 8, 8)), "boolean"),
+    "mask: without batch and heads, tiles": (lambda: tiled(Q, Q, Q, noise(8, 8) > 0.5), "expanded size"),
+    "cache: of another depth": (lambda: tiny().decode(TGT, *tiny().encode(SRC), KVCache(2)), "longer"),
+    "norm_first: a word": (lambda: Transformer(13, 13, norm_first="post"), "norm_first='post'"),
+    "share_embeddings: a number": (lambda: Transformer(13, 13, share_embeddings=1), "share_embeddings=1"),
+    "strings: fewer than none": (lambda: train.make_dataset(-1, 0), "n=-1"),
+    "strings: shortened": (lambda: train.make_dataset(5, 0, -3), "extra_long=-3"),
+    "strings: rows of two numbers": (lambda: train.drop_seen(SRC, TGT[:3], SRC), "shape"),
+    "names: negative id": (lambda: train.token_name(-1), "id -1"),
+    "names: id 13": (lambda: train.decode_digits(torch.tensor([13])), "id 13"),
+    "names: float ids": (lambda: train.decode_digits(torch.tensor([3.0])), "float"),
+    "names: a batch": (lambda: train.decode_digits(SRC), "not supported"),
+    "digits: letters": (lambda: train.encode_digits("1a"), "invalid"),
+    "schedule: no width": (lambda: train.noam_lambda(-4, 10), "d_model=-4"),
+    "loss: target transposed": (lambda: train.loss_sum(LOGITS, TGT[:, 1:].T), "do not score"),
+    "loss: another batch": (lambda: train.loss_sum(LOGITS[:1], TGT[:, 1:]), "do not score"),
+    "loss: float target": (lambda: train.loss_sum(LOGITS, TGT[:, 1:].float()), "Long"),
+    "loss: beyond the vocabulary": (lambda: train.loss_sum(LOGITS, TGT[:, 1:] + 13), "out of bounds"),
+    "epoch: more targets": (
+        lambda: train.train_epoch(*training(tiny()), SRC[:2], TGT, 2, "fp32"),
+        "2 sources",
+    ),
+    "epoch: no batch": (lambda: train.train_epoch(*training(tiny()), SRC, TGT, 5, "fp32"), "batch_size=5"),
+    "decoding: float ids": (lambda: train.greedy_decode(tiny(), SRC.float()), "indices"),
+    "decoding: no token": (lambda: train.greedy_decode(tiny(), SRC[:, :0]), "no tokens"),
+    "decoding: one row": (lambda: train.greedy_decode(tiny(), SRC[0]), "ndex|range"),
+    "scores: one target for all": (lambda: train.exact_rows(tiny(), SRC, TGT[:1]), "4 sources and 1"),
+    "map: not square": (lambda: viz.antidiagonal(noise(2, 3)), "square"),
+    "map: empty": (lambda: viz.antidiagonal(noise(0, 0)), "square"),
+    "map: three dimensions": (lambda: viz.antidiagonal(noise(1, 3, 3)), "unpack"),
+    "map: a row without a name": (lambda: viz.draw_map(noise(3, 3), "ab", "abc", "", None), "number"),
+    "map: a name too many": (lambda: viz.draw_map(noise(3, 3), "abc", "abcd", "", None), "number"),
+    "grid: a row without a name": (lambda: viz.draw_grid(noise(1, 2, 3, 3), "ab", "abc", "", None), "number"),
+}
+
+
+@pytest.mark.parametrize("what", NO_ANSWER)
+def test_what_has_no_answer_gets_none(what):
+    if what.startswith(("map", "grid")):
+        pytest.importorskip("matplotlib")
+    call, words = NO_ANSWER[what]
+    with pytest.raises(WRONG, match=words):
+        call()
+
+
+def test_one_row_goes_with_every_other():
+    """A batch of 1 is broadcast, as everywhere in PyTorch: the answer is that of the row repeated."""
+    model, first = tiny(), slice(0, 1)
+    with torch.no_grad():
+        for src, tgt in ((SRC[first], TGT), (SRC, TGT[first])):
+            repeated = src.expand(4, -1), tgt.expand(4, -1)
+            torch.testing.assert_close(model(src, tgt), model(*repeated))
+    mask = noise(2, 1, 8, 8) > 0.5
+    for attention in (
+        lambda *x: scaled_dot_product_attention(*x)[0],
+        lambda *x: fused_attention(*x)[0],
+        tiled,
+    ):
+        one = Q[first]
+        torch.testing.assert_close(
+            attention(one, one, one, mask), attention(*[one.expand(2, -1, -1, -1)] * 3, mask)
+        )
+
+
+def test_an_empty_batch_has_an_empty_answer():
+    model, none = tiny(), SRC[:0]
+    assert model(none, TGT[:0]).shape == (0, 14, 13) and len(train.greedy_decode(model, none)) == 0
+    assert train.exact_rows(model, none, TGT[:0]).shape == (0,) and train.make_dataset(0, 0)[0].shape == (
+        0,
+        14,
+    )
+    assert model(SRC, TGT[:, :0]).shape == (4, 0, 13)

@@ -1,6 +1,7 @@
 """translation/: killed, told to end, alone of two, and on a full disk, at every moment."""
 
 import importlib
+import math
 import os
 import random
 import shutil
@@ -17,8 +18,13 @@ pytest.importorskip("tqdm", reason="pip install -r translation/requirements.txt"
 import test_translation_prepare
 
 import translation.train as tt
+from model import Transformer
+from toolbox.checkpoint import CheckpointError
 from translation import prepare
-from translation.checkpoint import load_translator
+from translation.bleu import corpus_bleu
+from translation.checkpoint import average, load_translator
+from translation.data import LangPairDataset, Tokenizer, TransformerBatchSampler, collate
+from translation.decode import beam_search, translate_lines
 from translation.options import last_checkpoint
 from translation.run import Run, best_row
 
@@ -346,3 +352,78 @@ def test_output_on_a_full_disk(out, straight, monkeypatch, tmp_path, capsys, nam
         (folder / "a.png").unlink(missing_ok=True)
 
     assert fill(folder, main, after, capsys) == 0
+
+
+# ------------------------------------------------------------------- shapes and types without an answer
+
+
+@pytest.fixture(scope="module")
+def translator():
+    tokenizer = Tokenizer.train(["Ein Hund rennt.", "A dog runs."] * 5, 300)
+    vocab = tokenizer.vocab_size
+    return Transformer(
+        vocab, vocab, d_model=16, num_heads=2, dff=16, num_layers=1, max_len=20
+    ).eval(), tokenizer
+
+
+LOGITS, LABELS, IDS = torch.rand(2, 6, 13), torch.ones(2, 6, dtype=torch.long), torch.tensor([[1, 265, 2]])
+PAIRS = [([5], [6])]
+NO_ANSWER = {
+    "lines: one string, tokeniser": (lambda m, t: Tokenizer.train("Ein Hund", 300), "single string"),
+    "lines: one string, dataset": (lambda m, t: LangPairDataset("ab", "cd", t), "single string"),
+    "lines: one string, decoding": (lambda m, t: translate_lines(m, t, "Ein"), "single string"),
+    "lines: one string, greedy": (lambda m, t: tt.greedy_translate(m, t, "Ein"), "single string"),
+    "lines: one string, BLEU": (lambda m, t: corpus_bleu("abc", "abd"), "single string"),
+    "lines: unequal, BLEU": (lambda m, t: corpus_bleu(["a"], ["a", "b"]), "equally many"),
+    "lines: unequal": (lambda m, t: LangPairDataset(["a"], ["a", "b"], t), "equally many"),
+    "batches of -1": (lambda m, t: translate_lines(m, t, ["Ein"], batch_size=-1), "batch_size=-1"),
+    "batches of 0": (lambda m, t: translate_lines(m, t, ["Ein"], batch_size=0), "batch_size=0"),
+    "collate: fractions": (lambda m, t: collate([([5.7], [6])]), "must be integers"),
+    "collate: nothing": (lambda m, t: collate([]), "no sentence pairs"),
+    "sampler: nothing": (lambda m, t: TransformerBatchSampler([]), "no sentence pairs"),
+    "sampler: three lengths": (lambda m, t: TransformerBatchSampler([(1, 2, 3)]), "unpack"),
+    "ids: fractions": (lambda m, t: t.decode([265.7]), "integer"),
+    "pieces: fractions": (lambda m, t: t.pieces(torch.tensor([3.5])), "integer"),
+    "ids: negative": (lambda m, t: t.decode([-1]), "range"),
+    "ids: beyond the vocabulary": (lambda m, t: t.decode([9999]), "range"),
+    "ids: a batch": (lambda m, t: t.decode(torch.ones(2, 3).long()), "integer"),
+    "beam: float ids": (lambda m, t: beam_search(m, IDS.float()), "indices"),
+    "beam: no token": (lambda m, t: beam_search(m, IDS[:, :0]), "no tokens"),
+    "beam: one row without a batch": (lambda m, t: beam_search(m, IDS[0]), "ndex|range"),
+    "beam: alpha NaN": (lambda m, t: beam_search(m, IDS, alpha=math.nan), "alpha=nan"),
+    "beam: alpha infinite": (lambda m, t: beam_search(m, IDS, alpha=math.inf), "alpha=inf"),
+    "beam: two limits for one row": (lambda m, t: beam_search(m, IDS, max_len=torch.tensor([3, 4])), "size"),
+    "beam: half a token": (lambda m, t: beam_search(m, IDS, max_len=3.5), "max_len=3.5"),
+    "loss: labels transposed": (lambda m, t: tt.loss_sum(LOGITS, LABELS.T), "do not score"),
+    "loss: another batch": (lambda m, t: tt.loss_sum(LOGITS, LABELS[:1]), "do not score"),
+    "loss: float labels": (lambda m, t: tt.loss_sum(LOGITS, LABELS.float()), "Long"),
+    "average: nothing": (lambda m, t: average([]), "no checkpoints"),
+}
+
+
+@pytest.mark.parametrize("what", NO_ANSWER)
+def test_what_has_no_answer_gets_none(translator, what):
+    if "BLEU" in what:
+        pytest.importorskip("sacrebleu")
+    call, words = NO_ANSWER[what]
+    with pytest.raises((ValueError, TypeError, RuntimeError, IndexError), match=words):
+        call(*translator)
+
+
+def test_only_checkpoints_of_one_model_are_averaged(tmp_path):
+    tokenizer = torch.zeros(1, dtype=torch.uint8)
+    models = {
+        "a": dict(w=torch.ones(3)),
+        "b": dict(w=torch.ones(1)),
+        "c": dict(w=torch.ones(3), v=torch.ones(1)),
+    }
+    for name, model in models.items():
+        torch.save(dict(settings={}, model=model, tokenizer=tokenizer), tmp_path / name)
+    assert average([tmp_path / "a", tmp_path / "a"])["w"].tolist() == [1, 1, 1]
+    for other in "bc":
+        with pytest.raises(CheckpointError, match=f"{other}: not of the same model"):
+            average([tmp_path / "a", tmp_path / other])
+
+
+def test_an_empty_batch_has_an_empty_answer(translator):
+    assert beam_search(translator[0], IDS[:0]) == [] and translate_lines(*translator, []) == []

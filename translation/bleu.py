@@ -5,6 +5,8 @@ Source: Papineni et al. 2002 (BLEU); Post 2018 (sacreBLEU); Popović 2015 (chrF)
 
 from collections.abc import Sequence
 
+from translation.data import check_lines
+
 
 def need_sacrebleu() -> None:
     """ValueError, before any work is done, where it is missing."""
@@ -18,6 +20,8 @@ def need_sacrebleu() -> None:
 
 
 def _score(metric, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    for lines in (hypotheses, references):
+        check_lines(lines)
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses, {len(references)} references: must be equally many")
     score = metric.corpus_score(list(hypotheses), [list(references)]).score
@@ -29,7 +33,7 @@ def corpus_bleu(
 ) -> tuple[float, str]:
     """One reference per hypothesis -> BLEU from 0 to 100, signature. Cased unless `lowercase`.
 
-    ValueError without sacrebleu, or where there is not one hypothesis per reference.
+    ValueError without sacrebleu, or where there is not one hypothesis per reference; TypeError for a string.
     """
     need_sacrebleu()
     from sacrebleu.metrics import BLEU

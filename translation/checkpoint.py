@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model import Transformer
-from toolbox.checkpoint import read_checkpoint, rebuild
+from toolbox.checkpoint import CheckpointError, read_checkpoint, rebuild
 from translation.data import Tokenizer
 
 # What is used unless --checkpoint says otherwise: the run of the default preset.
@@ -51,10 +51,16 @@ def checkpoint_files(path: Path) -> list[tuple[str, Path]]:
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """State dict of the mean weights of checkpoints, in float64. CheckpointError for a file that is none."""
+    """State dict of the mean weights of checkpoints, in float64. CheckpointError for a file that is none, or
+    of another model than the first; ValueError for no files."""
+    if not paths:
+        raise ValueError("no checkpoints to average")
     total = {}
     for path in paths:
         weights = read_run(path)["model"]
+        shapes = {name: value.shape for name, value in weights.items()}
+        if total and shapes != {name: value.shape for name, value in total.items()}:
+            raise CheckpointError(f"{path}: not of the same model as {paths[0]}")
         for name, value in weights.items():
             total[name] = total.get(name, 0) + value.double()
     return {name: (total[name] / len(paths)).to(value.dtype) for name, value in weights.items()}

@@ -13,6 +13,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import operator
 import random
 import unicodedata
 import zlib
@@ -47,6 +48,12 @@ def clean(text: str) -> str:
     NFC and not NFKC: "ü" has one spelling, and ½, ﬁ and the no-break space stay what they are.
     """
     return unicodedata.normalize("NFC", text.translate(_ODD))
+
+
+def check_lines(lines: Iterable[str]) -> None:
+    """TypeError for a single string: as a list of lines it would be one line per character."""
+    if isinstance(lines, str):
+        raise TypeError(f"{lines!r} is a single string: give a list of lines, [{lines!r}]")
 
 
 def read_lines(path: Path | str) -> list[str]:
@@ -131,8 +138,9 @@ class Tokenizer:
 
         The same lines in the same order give the same bytes. A small text has fewer pieces to learn than
         vocab_size, and then the vocabulary is smaller. ValueError where vocab_size cannot hold the specials,
-        256 bytes and every character once, or where there is no text.
+        256 bytes and every character once, or where there is no text; TypeError as `check_lines`.
         """
+        check_lines(lines)
         lines = [line for line in map(clean, lines) if line.strip()]
         if not lines:
             raise ValueError("no text to train the tokeniser on")
@@ -197,9 +205,9 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids before the first EOS, without PAD, BOS and UNK, through `clean`: a model may
         put out the byte of a line break. Bytes that are not UTF-8 become U+FFFD. IndexError for an id outside
-        the vocabulary."""
+        the vocabulary, TypeError for one that is no integer."""
         kept = []
-        for i in map(int, ids):
+        for i in map(operator.index, ids):
             if i == EOS_ID:
                 break
             if i not in (PAD_ID, BOS_ID, UNK_ID):
@@ -208,7 +216,7 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """One label per id: "▁Hund" (▁ is a space), "<eos>", "<0xE6>" for a single byte."""
-        return [self._processor.id_to_piece(int(i)) for i in ids]
+        return [self._processor.id_to_piece(operator.index(i)) for i in ids]
 
 
 # -------------------------------------------------------------------------------------------------- dataset
@@ -222,7 +230,8 @@ class LangPairDataset(torch.utils.data.Dataset):
     stays. `lengths` counts the specials that `collate` adds: (pieces + 2, pieces + 1). `from_cache` tells
     whether `cached` found the ids on disk.
 
-    ValueError for unequal numbers of lines, max_length < 1, or an id the vocabulary does not have.
+    ValueError for unequal numbers of lines, max_length < 1, or an id the vocabulary does not have; TypeError
+    for a single string.
     """
 
     def __init__(
@@ -325,6 +334,8 @@ def is_cache(path: Path | str) -> bool:
 
 
 def _check_sides(src_lines: Sequence[str], tgt_lines: Sequence[str], max_length: int) -> None:
+    check_lines(src_lines)
+    check_lines(tgt_lines)
     if len(src_lines) != len(tgt_lines):
         raise ValueError(
             f"{len(src_lines):,} source lines and {len(tgt_lines):,} target lines: must be equally many"
@@ -446,7 +457,12 @@ class TransformerBatchSampler:
 
 
 def collate(pairs: Sequence[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
-    """Pairs of id lists -> {"src" [B, Ls], "tgt_in" [B, Lt], "labels" [B, Lt]}, int64, laid out as above."""
+    """Pairs of id lists -> {"src" [B, Ls], "tgt_in" [B, Lt], "labels" [B, Lt]}, int64, laid out as above.
+
+    ValueError for no pairs; TypeError for an id that is no integer.
+    """
+    if not pairs:
+        raise ValueError("no sentence pairs to make a batch of")
     return {
         "src": _rows([[BOS_ID, *src, EOS_ID] for src, _ in pairs]),
         "tgt_in": _rows([[BOS_ID, *tgt] for _, tgt in pairs]),
@@ -457,4 +473,7 @@ def collate(pairs: Sequence[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
 def _rows(rows: list[list[int]]) -> Tensor:
     """Lists of ids -> [B, longest] int64, PAD at the ends."""
     longest = max(map(len, rows))
-    return torch.tensor([row + [PAD_ID] * (longest - len(row)) for row in rows], dtype=torch.int64)
+    batch = torch.tensor([row + [PAD_ID] * (longest - len(row)) for row in rows])
+    if batch.dtype != torch.int64:  # asked for int64, torch.tensor would cut a fraction off without a word
+        raise TypeError(f"ids of dtype {batch.dtype}: must be integers")
+    return batch

@@ -4,6 +4,7 @@ The score of a hypothesis is its log-probability divided by lp(n) = ((5 + n) / 6
 tokens and <eos> (Wu et al. 2016, equation 14). Without it every further token costs, and short sentences win.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from model import KVCache, Transformer
 from train import BOS_ID, EOS_ID, evaluating
-from translation.data import Tokenizer, collate
+from translation.data import Tokenizer, check_lines, collate
 
 BEAM, ALPHA = 5, 0.6  # hypotheses kept per sentence; strength of the length penalty
 BATCH = 64  # sentences decoded together
@@ -42,14 +43,19 @@ def beam_search(
     A sentence is done when no unfinished hypothesis can still beat its best finished one, even if all further
     tokens were certain; it then leaves the batch, so that no result depends on the others. An unfinished
     hypothesis is returned only where none finished in time. beam=1 is greedy decoding.
-    ValueError for a beam below 1, a negative alpha, a max_len below 1 or beyond the model's.
+    ValueError for a beam below 1, an alpha that is negative or no number, a max_len below 1 or beyond the
+    model's, or a source without tokens.
     """
     longest = model.settings["max_len"]
     limit = torch.as_tensor(longest if max_len is None else max_len, device=src.device).expand(src.size(0))
+    if limit.is_floating_point():
+        raise TypeError(f"max_len={max_len}: must be whole numbers")
     if beam < 1:
         raise ValueError(f"beam={beam}: must be at least 1")
-    if alpha < 0:
-        raise ValueError(f"alpha={alpha}: must be at least 0")
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"alpha={alpha}: must be at least 0, and finite")
+    if not src.size(1):
+        raise ValueError("src: has no tokens, not even <eos>")
     if len(limit) and not 1 <= int(limit.min()) <= int(limit.max()) <= longest:
         raise ValueError(f"max_len={max_len}: must be at least 1 and at most the model's max_len={longest}")
     best: list[Hypothesis | None] = [None] * src.size(0)
@@ -110,8 +116,12 @@ def translate_lines(
 
     Lines of similar length are decoded together, `batch_size` at a time; before each batch `report` is told
     how many lines are done. For the length of an output see `output_limit`. Of a source that is too long
-    for the model only the start is read. ValueError as in `beam_search`.
+    for the model only the start is read. ValueError as in `beam_search`, and for a batch_size below 1;
+    TypeError for a single string, which is no list of lines.
     """
+    check_lines(lines)
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: must be at least 1")
     longest, output = model.settings["max_len"], [""] * len(lines)
     device = next(model.parameters()).device
     pieces = [tokenizer.encode(line)[: longest - 2] for line in lines]

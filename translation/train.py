@@ -72,7 +72,10 @@ def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """`loss_sum` of the main train.py, piece by piece: with a vocabulary of 8,000 the logits are large.
 
     logits [B, Lt, V] of any dtype, labels [B, Lt] -> summed cross-entropy in nats, fp32; PAD counts 0.
+    ValueError when the shapes do not go together.
     """
+    if logits.shape[:-1] != labels.shape:
+        raise ValueError(f"logits {list(logits.shape)} do not score labels {list(labels.shape)}")
     rows = max(1, LOSS_CHUNK // logits.size(-1))
     pieces = zip(logits.flatten(0, 1).split(rows), labels.flatten().split(rows), strict=True)
     return sum(loss_sum_at_once(piece, gold, smoothing) for piece, gold in pieces)

@@ -35,7 +35,7 @@ from toolbox.command_line import (
 from toolbox.device import add_device_option, choose_device
 from toolbox.files import FileError, check_outputs, file_name, reason, write_text
 from translation.checkpoint import CHECKPOINT, checkpoint_files, load_translator
-from translation.data import Tokenizer, clean, read_lines
+from translation.data import Tokenizer, check_lines, clean, read_lines
 from translation.decode import ALPHA, BATCH, BEAM, translate_lines
 
 
@@ -54,8 +54,7 @@ def translate(
     as in `translation.decode.beam_search`. CheckpointError, a ValueError, where it cannot be used; ValueError
     for an unusable beam, alpha or device; TypeError for a single string, which is no list of lines.
     """
-    if isinstance(lines, str):
-        raise TypeError(f"translate({lines!r}): give a list of lines, [{lines!r}]")
+    check_lines(lines)  # before a model is read
     path = Path(checkpoint)
     written = path.stat().st_mtime_ns if path.exists() else None
     model, tokenizer, _ = _loaded(path, choose_device(device), written)
