@@ -360,10 +360,8 @@ def test_output_on_a_full_disk(out, straight, monkeypatch, tmp_path, capsys, nam
 @pytest.fixture(scope="module")
 def translator():
     tokenizer = Tokenizer.train(["Ein Hund rennt.", "A dog runs."] * 5, 300)
-    vocab = tokenizer.vocab_size
-    return Transformer(
-        vocab, vocab, d_model=16, num_heads=2, dff=16, num_layers=1, max_len=20
-    ).eval(), tokenizer
+    sizes = dict(d_model=16, num_heads=2, dff=16, num_layers=1, max_len=20)
+    return Transformer(tokenizer.vocab_size, tokenizer.vocab_size, **sizes).eval(), tokenizer
 
 
 LOGITS, LABELS, IDS = torch.rand(2, 6, 13), torch.ones(2, 6, dtype=torch.long), torch.tensor([[1, 265, 2]])
@@ -412,11 +410,8 @@ def test_what_has_no_answer_gets_none(translator, what):
 
 def test_only_checkpoints_of_one_model_are_averaged(tmp_path):
     tokenizer = torch.zeros(1, dtype=torch.uint8)
-    models = {
-        "a": dict(w=torch.ones(3)),
-        "b": dict(w=torch.ones(1)),
-        "c": dict(w=torch.ones(3), v=torch.ones(1)),
-    }
+    one, three = torch.ones(1), torch.ones(3)
+    models = {"a": dict(w=three), "b": dict(w=one), "c": dict(w=three, v=one)}
     for name, model in models.items():
         torch.save(dict(settings={}, model=model, tokenizer=tokenizer), tmp_path / name)
     assert average([tmp_path / "a", tmp_path / "a"])["w"].tolist() == [1, 1, 1]
