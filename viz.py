@@ -4,7 +4,8 @@ A row is a token that asks, a column a token it may look at; the weights of a ro
 n digits, cross-attention should light up along the anti-diagonal: row i, which predicts output digit i,
 looks at source column n-1-i, and the last row, which predicts <eos>, looks at the source's <eos>.
 
-Run `python train.py` first, then `python viz.py`; `python viz.py --help` lists the options.
+Run `python train.py` first, then `python viz.py`; `python viz.py --help` lists the options. With `--html FILE`
+it writes a page instead, in which the model itself runs in the browser: see page/.
 """
 
 import argparse
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor
 
 from model import Transformer, attention_weights
+from page.build import build, load_models
 from toolbox.checkpoint import CheckpointError
 from toolbox.command_line import ArgumentParser, run_script, say, shorten
 from toolbox.device import add_device_option, choose_device
 from toolbox.figures import check_picture, new_figure, save_figure
-from toolbox.files import check_outputs, file_name, reason
+from toolbox.files import check_outputs, file_name, reason, write_text
 from toolbox.heatmap import (
     KINDS,
     add_map_options,
@@ -193,6 +195,10 @@ def build_parser() -> ArgumentParser:
     add("--curve", type=file_name, nargs="?", const=Path(CURVE), default=unset, metavar="FILE",
         help="also draw the training curve (default FILE: %(const)s)")  # fmt: skip
     add("--checkpoint", type=file_name, default=CHECKPOINT, help="written by train.py")
+    add("--html", type=file_name, default=unset, metavar="FILE",
+        help="write a page that runs the model in a browser, and nothing else")  # fmt: skip
+    add("--unmasked", type=file_name, default=unset, metavar="FILE",
+        help="for --html: a second model to show, written by page.unmasked")  # fmt: skip
     add_device_option(parser)
     return parser
 
@@ -207,11 +213,13 @@ def legal_digits(args: argparse.Namespace, settings: dict) -> str:
     return digits
 
 
-def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer, list[dict]]:
+def check_args(
+    parser: ArgumentParser, args: argparse.Namespace
+) -> tuple[argparse.Namespace, Transformer, list[dict]]:
     """-> options, model, history. Ends the program, with nothing written, on anything unusable."""
-    parser = build_parser()
-    args = parser.parse_args(argv, argparse.Namespace(curve=None))
     try:
+        if args.unmasked:
+            raise ValueError(f"--unmasked {args.unmasked}: goes with --html only")
         args.out = picture_path(args)
         pictures = [("--out", args.out, "picture")]
         if args.curve:
@@ -230,6 +238,29 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer,
     return args, model, history
 
 
+def write_page(parser: ArgumentParser, args: argparse.Namespace) -> int:
+    """Everything under --html. Ends the program, with nothing written, on anything unusable."""
+    try:
+        for name in ("kind", "layer", "head", "grid"):
+            if getattr(args, name) != parser.get_default(name):
+                raise ValueError(f"--html shows every kind, layer and head: leave out --{name}")
+        for name in ("out", "curve"):
+            if getattr(args, name, None):
+                raise ValueError(f"--html draws no picture: leave out --{name}")
+        inputs = [("--checkpoint", args.checkpoint)]
+        inputs += [("--unmasked", args.unmasked)] if args.unmasked else []
+        check_outputs([("--html", args.html, "page")], inputs)
+        models = load_models(args.checkpoint, args.unmasked)
+        page = build(models, legal_digits(args, models[0][0].settings))
+        write_text(args.html, page)
+    except OSError as error:
+        parser.error(f"--html {args.html}: cannot be written ({reason(error)})")
+    except ValueError as error:
+        parser.error(str(error))
+    say(f"wrote {args.html}, {len(page.encode()) / 1e6:.2f} MB: open it in a browser")
+    return 0
+
+
 def say_map(weights: Tensor, rows: list[str], columns: list[str]) -> None:
     """Print weights [R, C] with the names of its R rows and C columns."""
     say(" " * 7 + "".join(f"{name:>6}" for name in columns))
@@ -238,7 +269,11 @@ def say_map(weights: Tensor, rows: list[str], columns: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args, model, history = parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv, argparse.Namespace(curve=None, html=None, unmasked=None))
+    if args.html:
+        return write_page(parser, args)
+    args, model, history = check_args(parser, args)
     digits = args.digits
     weights, rows, columns, output = attention_maps(model, digits, args.kind)
     right, cross = output == digits[::-1], args.kind == "cross"

@@ -21,6 +21,7 @@ KINDS: dict[str, Callable[[bytes], bool]] = {
     "checkpoint": lambda head: head.startswith(b"PK"),  # torch.save writes a zip archive
     "JSON file": lambda head: head.lstrip()[:1] in (b"{", b"["),
     "text file": lambda head: b"\0" not in head,
+    "page": lambda head: b'content="viz.py --html"' in head and b"{{" not in head,  # not its template either
     "picture": lambda head: True,  # its name must end as a picture's does
 }
 
@@ -82,7 +83,7 @@ def check_output(option: str, path: Path, kind: str) -> None:
             head = file.read(4096)
     except OSError as error:
         raise FileError(f"{option} {path}: cannot be written ({reason(error)})") from None
-    if is_source(path):
+    if is_source(path) and not (kind == "page" and KINDS[kind](head)):  # a page built before is no source
         raise FileError(f"{option} {path}: is a file of this project; name another file")
     if head and not KINDS[kind](head):
         raise FileError(f"{option} {path}: is there already and is no {kind}; name another file")

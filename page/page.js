@@ -1,0 +1,628 @@
+"use strict";
+/* The page around model.js. `state` says what is looked at, `show` draws all of it, and the address keeps it. */
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const KINDS = {
+  cross: ["Cross-attention", "the answer looks at the string"],
+  encoder: ["Encoder self-attention", "the string looks at itself"],
+  decoder: ["Decoder self-attention", "the answer looks at itself"],
+};
+const FAULTS = {
+  causal: ["Causal mask", "It hides later positions from earlier ones. Without it every step computes the earlier positions "
+    + "again with the later ones in view, which never happened in training."],
+  padding: ["Padding mask", "Every string is filled up with <pad> to 14 tokens, and the mask hides them. Without it they can be "
+    + "looked at like any other token."],
+  positions: ["Positions", "A token's vector is its embedding plus its position. Without positions every 7 is the same 7, and "
+    + "the encoder cannot tell 73 from 37."],
+  scale: ["Division by √d_k", "Without it the scores are √32 ≈ 5.66 times as large, and the softmax puts more on the largest."],
+};
+const MODELS = data.models.map(({ settings, shapes }, number) => {
+  let tensors; // read when first needed: half of the file may never be
+  return (faults, off) => {
+    tensors ??= read_tensors(document.getElementsByClassName("weights")[number].textContent, shapes);
+    return apply_faults(new Transformer(settings, tensors), faults, off);
+  };
+});
+const { num_layers, num_heads, max_len } = data.models[0].settings;
+const LONGEST = max_len - 2, SHORTEST = 3; // digits; <bos> and <eos> need places too
+const NUM_OFFSET = 3; // digit d is id d + NUM_OFFSET, as in train.py
+
+const start = () => ({
+  digits: data.digits, step: Infinity, kind: "cross", layer: num_layers, head: "mean", row: null, column: null,
+  faults: new Set(), off: new Set(), model: 0, padding: false,
+});
+let state = start();
+
+// ------------------------------------------------------------------------------------------- small helpers
+
+const $ = id => document.getElementById(id);
+
+/** An element with attributes and children; on... are listeners, false and null leave an attribute out. */
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== null) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+const token_name = id => ["<pad>", "<bos>", "<eos>"][id] ?? String(id - NUM_OFFSET);
+const to_ids = digits => [...[...digits].map(digit => Number(digit) + NUM_OFFSET), EOS_ID];
+const reversed = digits => [...digits].reverse().join("");
+const two = value => value.toFixed(2).replace("-", "−");
+const three = value => value.toFixed(3).replace("-", "−");
+const percent = share => `${Number((100 * share).toFixed(2))}\u00a0%`;
+const count = number => number.toLocaleString("en");
+const range = length => Array.from({ length }, (_, i) => i);
+
+/** What was typed -> the digits, or null, and what to say about it. Spaces and commas do not count. */
+function read_digits(text) {
+  const digits = text.normalize("NFKC").replace(/[\s,]/g, "");
+  const foreign = [...digits].find(character => !/[0-9]/.test(character));
+  if (!digits) return [null, "Type a digit, 0 to 9."];
+  if (foreign) return [null, `“${foreign}” is no digit: the model knows 0 to 9 only.`];
+  if (digits.length > LONGEST)
+    return [null, `${digits.length} digits: the model has positions for ${LONGEST}, and <bos> and <eos>. Remove some.`];
+  if (digits.length < SHORTEST)
+    return [digits, `${digits.length === 1 ? "1 digit" : `${digits.length} digits`}: training had ${SHORTEST} to ${LONGEST}, so anything may come out.`];
+  return [digits, ""];
+}
+
+// ------------------------------------------------------------------------------------------------- results
+
+const results = new Map();
+
+/** The digits' whole decoding by a model with faults; the last few are kept. */
+function decoded(digits, model, faults, off = new Set()) {
+  const key = [digits, model, [...faults].sort(), [...off].sort()].join("|");
+  if (!results.has(key)) {
+    const begin = performance.now();
+    const result = greedy_decode(MODELS[model](faults, off), to_ids(digits));
+    result.milliseconds = performance.now() - begin;
+    result.output = result.ids.slice(1).filter(id => id !== EOS_ID).map(token_name).join("");
+    result.right = result.output === reversed(digits) && result.ids[result.ids.length - 1] === EOS_ID;
+    results.set(key, result);
+    if (results.size > 24) results.delete(results.keys().next().value);
+  }
+  return results.get(key);
+}
+
+/** The second model was trained without a causal mask, and is shown as it was trained. */
+const faults_of = ({ model, faults }) => model === 1 ? new Set(["causal"]) : faults;
+const current = () => decoded(state.digits, state.model, faults_of(state), state.model === 1 ? new Set() : state.off);
+const step_of = result => Math.min(state.step, result.steps.length - 1);
+
+/** The step in question: the current one or, once all is written, that of the chosen row. */
+const focus_of = result => Math.min(Number.isFinite(state.step) ? state.step : state.kind === "encoder" ? 0 : state.row ?? 0, step_of(result));
+
+/** The heads of a kind and a layer, from 1, at a step. */
+function heads_at(result, step, kind, layer) {
+  return (kind === "encoder" ? result.encoder : result.steps[step][kind])[layer - 1];
+}
+
+/** One map: its names, and weights and masks by row and column. Rows that the decoder has not reached are null. */
+function map_of(result, step, kind, layer, head) {
+  const heads = heads_at(result, step, kind, layer);
+  const source = result.source.map(token_name), read = pad(result.ids.slice(0, -1), max_len - 1).map(token_name);
+  const length = { source: state.digits.length + 1, read: result.steps.length };
+  const [row_side, column_side] = kind === "encoder" ? ["source", "source"] : ["read", kind === "cross" ? "source" : "read"];
+  const padded = state.padding || faults_of(state).has("padding");
+  const columns = column_side === "source" ? source : read.map((name, j) => j > step && j < length.read ? "·" : name);
+  const shown = padded ? columns.length : length[column_side];
+  const chosen = head === "mean" ? heads : [heads[head - 1]];
+  const rows = range(length[row_side]).map(i => {
+    const name = (row_side === "source" ? source : read)[i], known = kind === "encoder" || i <= step;
+    if (!known) return { name: "·", writes: "·", weights: null };
+    const weights = range(shown).map(j => chosen.reduce((sum, one) => sum + one.weights[i][j], 0) / chosen.length);
+    const masked = range(shown).map(j => heads[0].mask[i % heads[0].mask.length][j]);
+    return { name, writes: kind === "encoder" ? null : token_name(result.ids[i + 1]), weights, masked };
+  });
+  return { rows, columns: columns.slice(0, shown) };
+}
+
+const largest = row => row.indexOf(Math.max(...row));
+
+/** The chosen cell, or where the row in question looks most. */
+function cell_of(result, map) {
+  const known = map.rows.filter(({ weights }) => weights).length;
+  const row = Math.min(state.row ?? (state.kind === "encoder" ? 0 : focus_of(result)), known - 1);
+  return [row, Math.min(state.column ?? largest(map.rows[row].weights), map.columns.length - 1)];
+}
+
+// -------------------------------------------------------------------------------------------------- colour
+
+let colours;
+
+/** The two ends of the ramp, as numbers, from the style sheet. */
+function read_colours() {
+  const style = getComputedStyle(document.documentElement);
+  colours = ["--surface", "--blue"].map(name =>
+    style.getPropertyValue(name).trim().match(/[0-9a-f]{2}/gi).map(pair => parseInt(pair, 16)));
+}
+
+/** A weight 0..1 -> [r, g, b]. */
+const ramp = weight => colours[0].map((low, i) => Math.round(low + (colours[1][i] - low) * weight));
+
+/** Black or white, whichever has more contrast (WCAG 2, relative luminance). */
+function ink_on(rgb) {
+  const [r, g, b] = rgb.map(value => value / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  return 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 ? "#fff" : "#000";
+}
+
+// -------------------------------------------------------------------------------------------- first screen
+
+function show_answer(result, step, focus) {
+  const chips = result.ids.slice(1).map((id, i) => element("button", {
+    type: "button", class: (i > step ? "later" : "") + (id === EOS_ID ? " end" : ""), "aria-current": i === focus && "step",
+    "aria-label": `Step ${i + 1}: ${i > step ? "not written yet" : `writes ${token_name(id)}`}`,
+    onclick: () => change({ step: i, row: null, column: null }),
+  }, i > step ? "·" : token_name(id)));
+  const had = [...$("answer").children].indexOf(document.activeElement);
+  $("answer").replaceChildren(...chips);
+  if (had >= 0) chips[Math.min(had, chips.length - 1)].focus();
+
+  const done = step === result.steps.length - 1, all = !Number.isFinite(state.step);
+  $("verdict").className = done ? (result.right ? "good" : "bad") : "";
+  $("verdict").textContent = !done ? `Step ${step + 1} of ${result.steps.length}`
+    : result.right ? `✓ ${state.digits} backwards` : `✗ right would be ${reversed(state.digits)}`;
+  $("first").disabled = $("back").disabled = step === 0;
+  $("next").disabled = $("last").disabled = all;
+  $("play").textContent = playing ? "■ Stop" : "▶ Play";
+
+  const { probabilities } = result.steps[focus];
+  const order = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]).slice(0, 3);
+  $("likely-title").textContent = `The likeliest tokens at step ${focus + 1} of ${result.steps.length}`;
+  $("likely").replaceChildren(...order.map(id => {
+    const bar = element("i");
+    bar.style.width = `${100 * probabilities[id]}%`;
+    return element("li", {}, element("b", {}, token_name(id)), element("div", { class: "bar" }, bar),
+      element("span", {}, `${(100 * probabilities[id]).toFixed(1)} %`));
+  }));
+}
+
+/** A cell of a map: its weight, on the colour of the ramp. */
+function weight_cell(weight, attributes = {}) {
+  const cell = element("td", attributes, two(weight)), rgb = ramp(weight);
+  cell.style.cssText = weight < 0.005 ? "color: var(--soft)" : `background: rgb(${rgb}); color: ${ink_on(rgb)}`;
+  return cell;
+}
+
+/** One sentence about a cell. */
+function reading(map, row, column) {
+  const { name, writes, weights, masked } = map.rows[row];
+  const place = state.kind === "decoder" ? "" : column < state.digits.length ? `, digit ${column + 1} of the string,` : "";
+  const who = writes === null ? `${name}${row < state.digits.length ? `, digit ${row + 1},` : ""} looks`
+    : `To write ${writes} after ${name}, it looks`;
+  return masked[column] ? `${who} not at ${map.columns[column]}${place || ","} which is masked.`
+    : `${who} at ${map.columns[column]}${place} with weight ${two(weights[column])}.`;
+}
+
+const map_name = () => `${KINDS[state.kind][0]}, layer ${state.layer} of ${num_layers}, `
+  + (state.head === "mean" ? `mean of ${num_heads} heads` : `head ${state.head} of ${num_heads}`);
+
+function show_map(map, focus, row, column) {
+  const had = $("map").contains(document.activeElement), asks = state.kind !== "encoder";
+  const axes = asks ? ["Row: has read → ", "writes next (asks)"] : ["Row: ", "source (asks)"];
+  const looked = state.kind === "decoder" ? "answer so far (looked at)" : "source (looked at)";
+  const caption = element("caption", {}, axes[0], element("b", {}, axes[1]), " · Column: ", element("b", {}, looked));
+  const head = element("tr", {}, element("td"),
+    ...map.columns.map(name => element("th", { scope: "col" }, name)));
+  const body = map.rows.map(({ name, writes, weights, masked }, i) => {
+    const now = asks && i === focus;
+    const label = element("th", { scope: "row" }, asks ? element("span", {}, `${name} → `) : "", asks ? writes : name);
+    if (!weights) return element("tr", {}, label, ...map.columns.map(() => element("td", { class: "empty", "aria-label": "not yet" })));
+    return element("tr", { class: now ? "now" : "" }, label, ...weights.map((weight, j) => {
+      const chosen = i === row && j === column ? "true" : "false";
+      const attributes = { "data-row": i, "data-column": j, tabindex: chosen === "true" ? 0 : -1, "aria-selected": chosen, "aria-label": reading(map, i, j) };
+      return masked[j] ? element("td", { ...attributes, class: "masked" }, "0") : weight_cell(weight, attributes);
+    }));
+  });
+  $("map").setAttribute("aria-label", map_name());
+  $("map").className = map.columns.length > 9 ? "many" : "";
+  $("map").replaceChildren(caption, element("thead", {}, head), element("tbody", {}, ...body));
+  $("reading").textContent = reading(map, row, column);
+  if (had) $("map").querySelector('[tabindex="0"]').focus();
+}
+
+// --------------------------------------------------------------------------------------- inside one cell
+
+/** Numbers as bars up and down from a middle line. `mark`: which one to point out. */
+function bars(numbers, name) {
+  const most = Math.max(...numbers.map(Math.abs), 1e-9);
+  const strip = element("div", { class: "bars", role: "img",
+    "aria-label": `${name}: ${numbers.length} numbers from ${two(Math.min(...numbers))} to ${two(Math.max(...numbers))}` });
+  for (const value of numbers) {
+    const bar = element("b", { class: value < 0 ? "minus" : "" });
+    const height = 50 * Math.abs(value) / most;
+    bar.style.cssText = `height: ${height}%; ${value < 0 ? "top" : "bottom"}: 50%`;
+    strip.append(element("i", { title: two(value) }, bar));
+  }
+  return element("div", { class: "strip" }, element("span", {}, name, element("br"),
+    element("span", { class: "soft" }, `${two(Math.min(...numbers))} to ${two(Math.max(...numbers))}`)), strip);
+}
+
+const formula = (...parts) => element("p", { class: "formula" }, ...parts);
+const strong = text => element("strong", {}, text);
+
+function data_table(caption, head, rows, now = -1) {
+  const cells = (tag, row) => row.map((text, i) => element(i ? tag : "th", { scope: i && tag === "td" ? null : tag === "td" ? "row" : "col" }, text));
+  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+    element("table", { class: "data" }, element("caption", { class: "soft" }, caption),
+      element("thead", {}, element("tr", {}, ...cells("th", head))),
+      element("tbody", {}, ...rows.map((row, i) => element("tr", { class: i === now ? "now" : "" }, ...cells("td", row))))));
+}
+
+function show_cell(result, map, step, row, column) {
+  const heads = heads_at(result, step, state.kind, state.layer);
+  const number = state.head === "mean" ? 1 + largest(heads.map(head => head.weights[row][column])) : state.head;
+  const { q, k, v, weights, scores, mask, output } = heads[number - 1];
+  const asks = map.rows[row].name, key = map.columns[column], d_k = q[0].length;
+  const scale = faults_of(state).has("scale") ? 1 : Math.sqrt(d_k);
+  const masked = j => mask[row % mask.length][j];
+
+  $("cell-what").textContent = `${reading(map, row, column)} `
+    + `${KINDS[state.kind][0]}, layer ${state.layer}. Each head works this out for itself; below, head ${number}.`;
+  $("cell-heads").replaceChildren(...heads.map((head, i) => element("button", {
+    type: "button", "aria-pressed": i + 1 === number ? "true" : "false",
+    onclick: () => { change({ head: i + 1, row, column }); $("cell-heads").children[i].focus(); },
+  }, `head ${i + 1}: ${two(head.weights[row][column])}`)));
+
+  const products = q[row].map((value, d) => value * k[column][d]);
+  const sum = dot(q[row], k[column]), visible = scores[row].filter((_, j) => !masked(j));
+  const most = Math.max(...visible), shown = map.columns.length;
+  const exponential = j => masked(j) ? 0 : Math.exp(scores[row][j] - most);
+  const total = range(scores[row].length).reduce((all, j) => all + exponential(j), 0);
+  $("cell-steps").replaceChildren(
+    element("div", { class: "card" }, element("h3", {}, "1. The question meets the key"),
+      element("p", {}, `q comes from the row's token, k from the column's, ${d_k} numbers each. Where both have the same sign, the `
+        + "product counts for this key."),
+      bars(q[row], `q of ${asks}`), bars(k[column], `k of ${key}`), bars(products, "q × k"),
+      element("details", {}, element("summary", {}, `the ${d_k} numbers`),
+        data_table("q, k and their product", ["", "q", "k", "q × k"],
+          range(d_k).map(d => [String(d + 1), three(q[row][d]), three(k[column][d]), three(products[d])]))),
+      formula("sum of the products: q·k = ", strong(two(sum))),
+      element("h3", {}, "2. Divide by √d_k"),
+      formula(scale === 1 ? "not divided, as that is switched off: score = " : `${two(sum)} ÷ √${d_k} = ${two(sum)} ÷ ${two(scale)} = `, strong(two(sum / scale))),
+      element("h3", {}, "3. Masked?"),
+      formula(masked(column) ? "yes: the score becomes −3.4 · 10³⁸, and the weight " : "no: the score stays ", strong(masked(column) ? "0" : two(sum / scale)))),
+    element("div", { class: "card" }, element("h3", {}, "4. Softmax over the row"),
+      element("p", {}, "The row's scores become weights that sum to 1. The largest score is subtracted first: that changes no weight, and "
+        + "e to the power of a large number would overflow."),
+      data_table(`Row ${asks}, all keys`, ["key", "score", "e^(score − largest)", "÷ sum = weight"],
+        range(shown).map(j => [map.columns[j], masked(j) ? "masked" : two(scores[row][j]), masked(j) ? "0" : exponential(j).toPrecision(3), masked(j) ? "0" : three(weights[row][j])]),
+        column),
+      formula(`${masked(column) ? "0" : exponential(column).toPrecision(3)} ÷ ${total.toPrecision(4)} = `, strong(three(weights[row][column]))),
+      element("h3", {}, "5. Take so much of the value"),
+      element("p", {}, "Each key has a value v. The head's output is their sum, each times its weight. With a weight near 1 it is the value of that one key."),
+      bars(v[column], `v of ${key}`), bars(v[column].map(value => value * weights[row][column]), `${two(weights[row][column])} × v of ${key}`),
+      bars(output[row], `output of head ${number}, all keys`)));
+}
+
+// --------------------------------------------------------------------------------------------- all heads
+
+/** A small picture of a map, one dot a cell. */
+function draw(canvas, map) {
+  const [height, width] = [map.rows.length, map.columns.length];
+  [canvas.width, canvas.height] = [width, height];
+  const context = canvas.getContext("2d"), image = context.createImageData(width, height);
+  map.rows.forEach(({ weights }, i) => range(width).forEach(j =>
+    image.data.set([...ramp(weights ? weights[j] : 0), weights ? 255 : 0], 4 * (i * width + j))));
+  context.putImageData(image, 0, 0);
+}
+
+function show_heads(result, step) {
+  const parts = Object.entries(KINDS).map(([kind, [title, what]]) => {
+    const layers = range(num_layers).map(l => element("div", { class: "layer", role: "group", "aria-label": `${title}, layer ${l + 1}` },
+      element("p", { class: "soft" }, `layer ${l + 1}`),
+      ...range(num_heads).map(h => {
+        const name = `${kind}.${l + 1}.${h + 1}`, off = state.off.has(name), map = map_of(result, step, kind, l + 1, h + 1);
+        const canvas = element("canvas", { "aria-hidden": "true" });
+        draw(canvas, map);
+        const chosen = state.kind === kind && state.layer === l + 1 && state.head === h + 1;
+        return element("figure", { class: off ? "thumb off" : "thumb" },
+          element("button", { type: "button", id: `show.${name}`, "aria-pressed": chosen ? "true" : "false",
+            "aria-label": `${title}, layer ${l + 1}, head ${h + 1}: show large`,
+            onclick: () => { change({ kind, layer: l + 1, head: h + 1, row: null, column: null }); $("large").scrollIntoView({ block: "nearest" }); },
+          }, canvas, `head ${h + 1}`),
+          element("label", { class: "check" }, element("input", { type: "checkbox", id: `off.${name}`, ...(off && { checked: "" }),
+            ...(state.model === 1 && { disabled: "" }), "aria-label": `switch off ${title}, layer ${l + 1}, head ${h + 1}`,
+            onchange: event => {
+              const all = new Set(state.off);
+              all[event.target.checked ? "add" : "delete"](name);
+              change({ off: all });
+            } }), `off: ${percent(data.models[0].shares[name])}`));
+      })));
+    return element("div", {}, element("h3", {}, `${title}: ${what}`), element("div", { class: "layers" }, ...layers));
+  });
+  refill($("heads"), parts);
+}
+
+/** Put new children into a box; what had the focus inside keeps it. */
+function refill(box, children) {
+  const had = box.contains(document.activeElement) ? document.activeElement.id : "";
+  box.replaceChildren(...children);
+  if (had) $(had)?.focus();
+}
+
+// ------------------------------------------------------------------------------------------------ what if
+
+function written(result) {
+  const text = result.ids.slice(1).map(token_name).join(" ");
+  return [element("span", { class: result.right ? "good" : "bad" }, result.right ? "✓ " : "✗ "), text];
+}
+
+let waiting; // the rest of a table that is computed row by row, so that typing is never held up
+
+function show_faults() {
+  const { shares } = data.models[0], outputs = [];
+  const row = (name, title, text, faults) => {
+    const out = element("td", { class: "out", "data-fault": name }, "…");
+    outputs.push(() => out.replaceChildren(...written(decoded(state.digits, 0, faults))));
+    const box = name ? element("label", { class: "check" }, element("input", { type: "checkbox", id: `fault.${name}`,
+      ...(state.faults.has(name) && { checked: "" }), ...(state.model === 1 && { disabled: "" }),
+      onchange: event => {
+        const all = new Set(state.faults);
+        all[event.target.checked ? "add" : "delete"](name);
+        change({ faults: all });
+      } }), `no ${title[0].toLowerCase()}${title.slice(1)}`) : title;
+    return element("tr", {}, element("th", { scope: "row" }, box, element("p", {}, text)), out,
+      element("td", { class: "share" }, percent(shares[name])));
+  };
+  const head = ["switched off", "this string", "right of " + count(data.models[0].scored)];
+  refill($("faults"), [
+    element("thead", {}, element("tr", {}, ...head.map(text => element("th", { scope: "col" }, text)))),
+    element("tbody", {}, row("", "nothing", "The model as it was trained.", new Set()),
+      ...Object.entries(FAULTS).map(([name, [title, text]]) => row(name, title, text, new Set([name])))),
+  ]);
+  clearTimeout(waiting);
+  const work = () => {
+    const next = outputs.shift();
+    if (next) next();
+    if (outputs.length) waiting = setTimeout(work, 0);
+    else show_unmasked();
+  };
+  waiting = setTimeout(work, 0);
+}
+
+const RECIPES = { chapter: "the chapter's recipe", fast: "the fast recipe" };
+
+/** The second model: reading the right answer, and on its own. */
+function show_unmasked() {
+  if (data.models.length === 1) return $("unmasked").replaceChildren();
+  const { run, shares, forced, scored, peek } = data.models[1], right = [BOS_ID, ...to_ids(reversed(state.digits))];
+  const model = MODELS[1](new Set(["causal"]), new Set());
+  const [memory, src_mask] = model.encode(pad(to_ids(state.digits), max_len));
+  const tgt_in = pad(right, max_len).slice(0, -1);
+  const [logits, decoder] = model.decode(tgt_in, memory, src_mask);
+  const said = logits.slice(0, right.length - 1).map(row => row.indexOf(Math.max(...row.slice(EOS_ID))));
+  const alone = decoded(state.digits, 1, new Set(["causal"]));
+  const names = tgt_in.filter(id => id !== PAD_ID).map(token_name), { weights } = decoder[peek.layer - 1][peek.head - 1];
+  const cheat = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Decoder self-attention of the second model" },
+    element("table", { class: "small map" }, element("thead", {}, element("tr", {}, element("td"), ...names.map(name => element("th", { scope: "col" }, name)))),
+      element("tbody", {}, ...names.filter(name => name !== "<eos>").map((name, i) => element("tr", {}, element("th", { scope: "row" }, name), ...names.map((_, j) => weight_cell(weights[i][j])))))));
+  refill($("unmasked"), [
+    element("h3", {}, "… and if there was no causal mask in training?"),
+    element("p", {}, `Without its causal mask the finished model still gets ${percent(data.models[0].shares.causal)} right. The mask is there for training. This second `
+      + `model was trained without one, by ${RECIPES[run.recipe]}, seed ${run.seed}. In training the decoder reads the whole right answer: whenever it had to write a token, `
+      + "that token already stood in what it read."),
+    element("div", { class: "two" },
+      element("div", { class: "card" }, element("h3", {}, "Reading the right answer, as in training"),
+        element("p", { class: "tokens", id: "forced" }, ...written({ ids: [BOS_ID, ...said], right: said.every((id, i) => id === right[i + 1]) })),
+        element("p", {}, `${percent(forced)} of all tokens right, in ${count(scored)} unseen strings. Its decoder looks up what it is to write: in layer ${peek.layer}, head ${peek.head}, `
+          + `the next token gets a weight of ${two(peek.weight)} on average. Here it is for this string; the token to be written stands one place to the right of the one read:`),
+        cheat),
+      element("div", { class: "card" }, element("h3", {}, "Reading what it wrote itself"),
+        element("p", { class: "tokens", id: "alone" }, ...written(alone)),
+        element("p", {}, `${percent(shares[""])} of ${count(scored)} unseen strings right; with the mask put back now, ${percent(shares.causal)}.`))),
+    element("button", { type: "button", id: "swap", onclick: () => change({ ...start(), digits: state.digits, model: 1 - state.model }) },
+      state.model ? "Back to the model trained with the mask" : "Look at this model in the maps above"),
+  ]);
+}
+
+// -------------------------------------------------------------------------------------------- from a token
+
+function show_vectors(result) {
+  const model = MODELS[state.model](faults_of(state), new Set()), { embed } = model.encoder;
+  const place = Math.min(Math.max(state.column ?? 0, 0), state.digits.length), id = result.source[place];
+  const scaled = embed.emb[id].map(value => value * embed.scale), sum = scaled.map((value, k) => value + embed.pe[place][k]);
+  $("vectors").replaceChildren(
+    element("p", {}, `What the encoder gets for ${token_name(id)}, place ${place + 1} of the string (of the cell chosen above): the token's embedding, `
+      + `${sum.length} trained numbers, times √${sum.length}; plus sines and cosines of the place, which are the same for every token there.`),
+    bars(scaled, `embedding of ${token_name(id)}`), bars(embed.pe[place], `position ${place + 1}`), bars(sum, "their sum"));
+}
+
+function show_facts(result) {
+  const lines = data.models.map(({ run, torch, parameters, strings, exact_match, settings }, number) =>
+    element("li", {}, (number ? "The second model: " : `The model: model.py, ${count(parameters)} parameters, d_model ${settings.d_model}, `
+      + `${settings.num_heads} heads, ${settings.num_layers} layers on either side; `)
+      + `${number ? "trained without a causal mask" : "trained"} by ${RECIPES[run.recipe]}, seed ${run.seed}, ${run.epochs} ${run.epochs === 1 ? "epoch" : "epochs"}. `
+      + `Of ${count(strings)} unseen strings it reverses ${count(Math.round(strings * exact_match))} without a mistake (measured with PyTorch ${torch}).`));
+  $("facts").replaceChildren(element("ul", {}, ...lines,
+    element("li", {}, "Its weights are rounded to 16 bits (fp16), here as in every figure on this page. “Unseen” means not among the training strings."),
+    element("li", {}, `It runs in page/model.js, the same parts under the same names as model.py, and took ${result.milliseconds.toFixed(0)} ms for these digits. `
+      + "Decoding is greedy and has no KV cache, so that all positions are computed again at each step."),
+    element("li", {}, "This file was written by python viz.py --html attention.html. It loads nothing and sends nothing.")));
+}
+
+// --------------------------------------------------------------------------------------------- everything
+
+function show() {
+  const result = current(), step = step_of(result), focus = focus_of(result);
+  const map = map_of(result, step, state.kind, state.layer, state.head), [row, column] = cell_of(result, map);
+  $("kind").value = state.kind;
+  $("layer").value = state.layer;
+  $("head").value = state.head;
+  $("padding").checked = state.padding || faults_of(state).has("padding");
+  $("padding").disabled = faults_of(state).has("padding");
+  show_answer(result, step, focus);
+  show_map(map, focus, row, column);
+  show_cell(result, map, step, row, column);
+  show_heads(result, step);
+  show_faults();
+  show_vectors(result);
+  show_facts(result);
+
+  const missing = [...[...state.faults].map(name => FAULTS[name][0].toLowerCase()),
+    ...[...state.off].map(name => KINDS[name.split(".")[0]][0].toLowerCase() + name.replace(/^\w+\.(\d+)\.(\d+)$/, ", layer $1, head $2"))];
+  $("broken").hidden = !missing.length && !state.model;
+  $("broken").firstElementChild.textContent = state.model ? "This is the second model, trained without a causal mask."
+    : `Switched off: ${missing.join("; ")}.`;
+  write_address();
+}
+
+function change(some) {
+  Object.assign(state, some);
+  show();
+}
+
+/** Go to a step, and say so to those who do not see the map. */
+function go(step) {
+  const result = current(), last = result.steps.length - 1;
+  change({ step: step > last ? Infinity : Math.max(0, step), row: null, column: null });
+  const row = map_of(result, step_of(result), "cross", num_layers, "mean").rows[focus_of(result)];
+  $("announce").textContent = `Step ${focus_of(result) + 1} of ${last + 1}: writes ${row.writes}, looks at `
+    + `${token_name(result.source[largest(row.weights)])}, weight ${two(Math.max(...row.weights))}.`;
+}
+
+let playing = null;
+
+function play() {
+  const result = current();
+  if (playing) stop();
+  else {
+    playing = setInterval(() => step_of(current()) < current().steps.length - 1 ? go(step_of(current()) + 1) : stop(), 900);
+    go(step_of(result) === result.steps.length - 1 ? 0 : step_of(result));
+  }
+}
+
+function stop() {
+  clearInterval(playing);
+  playing = null;
+  show();
+}
+
+// --------------------------------------------------------------------------------------------- the address
+
+function write_address() {
+  const fresh = start(), parts = new URLSearchParams();
+  if (state.digits !== fresh.digits) parts.set("digits", state.digits);
+  if (Number.isFinite(state.step)) parts.set("step", state.step + 1);
+  for (const name of ["kind", "layer", "head"]) if (state[name] !== fresh[name]) parts.set(name, state[name]);
+  if (state.row !== null && state.column !== null) parts.set("cell", `${state.row + 1}.${state.column + 1}`);
+  if (state.faults.size) parts.set("faults", [...state.faults].join(","));
+  if (state.off.size) parts.set("off", [...state.off].join(","));
+  if (state.padding) parts.set("padding", "shown");
+  if (state.model) parts.set("model", "unmasked");
+  const hash = parts.size || String(parts) ? `#${parts}`.replaceAll("%2C", ",") : "";
+  if (hash !== location.hash) history.replaceState(null, "", hash || location.href.replace(/#.*/, ""));
+}
+
+/** The state that the address asks for; what is no such thing is left out and said. */
+function read_address() {
+  const found = start(), wrong = [];
+  const number = (text, most) => /^\d{1,4}$/.test(text) && text >= 1 && text <= most ? Number(text) : null;
+  const set = (name, value) => value === null || value === undefined ? false : (found[name] = value, true);
+  const all_of = (text, legal) => text.split(",").every(legal) ? new Set(text.split(",")) : null;
+  const is_head = text => Object.hasOwn(data.models[0].heads, text);
+  const readers = {
+    digits: text => set("digits", read_digits(text)[0]),
+    step: text => set("step", number(text, max_len - 1) && number(text, max_len - 1) - 1),
+    kind: text => set("kind", Object.hasOwn(KINDS, text) ? text : null),
+    layer: text => set("layer", number(text, num_layers)),
+    head: text => set("head", text === "mean" ? text : number(text, num_heads)),
+    cell: text => {
+      const [row, column, more] = text.split(".").map(part => number(part, max_len));
+      return row && column && more === undefined ? set("row", row - 1) && set("column", column - 1) : false;
+    },
+    faults: text => set("faults", all_of(text, name => Object.hasOwn(FAULTS, name))),
+    off: text => set("off", all_of(text, is_head)),
+    padding: text => set("padding", text === "shown" || null),
+    model: text => set("model", text === "unmasked" && data.models.length === 2 ? 1 : null),
+  };
+  for (const part of location.hash.slice(1).split("&").filter(Boolean)) {
+    const [[name, value]] = [...new URLSearchParams(part), ["", ""]];
+    if (!Object.hasOwn(readers, name) || !readers[name](value)) wrong.push(`${name}=${value}`.slice(0, 60));
+  }
+  $("trouble").hidden = !wrong.length;
+  $("trouble").textContent = `The address asks for something that this page does not have, and it was left out: ${wrong.join(", ")}`;
+  state = found;
+  $("digits").value = state.digits;
+  typed();
+}
+
+// ----------------------------------------------------------------------------------------------- listening
+
+/** What is in the field has changed: answer it, or say why not. */
+function typed() {
+  const [digits, complaint] = read_digits($("digits").value);
+  $("complaint").textContent = complaint;
+  $("complaint").classList.toggle("mild", digits !== null);
+  $("digits").setAttribute("aria-invalid", digits === null);
+  if (digits !== null && digits !== state.digits) {
+    change({ digits, step: Infinity, row: null, column: null });
+    const { output, right } = current();
+    $("announce").textContent = `${digits}: the model writes ${[...output].join(" ")}, ${right ? "right" : "wrong"}.`;
+  } else show();
+}
+
+function listen() {
+  $("digits").addEventListener("input", typed);
+  for (const [id, step] of Object.entries({ first: () => 0, back: now => now - 1, next: now => now + 1, last: () => Infinity }))
+    $(id).addEventListener("click", () => {
+      const focused = document.activeElement === $(id);
+      go(step(step_of(current())));
+      if (focused && $(id).disabled) $(id === "next" || id === "last" ? "back" : "next").focus();
+    });
+  $("play").addEventListener("click", play);
+  $("repair").addEventListener("click", () => {
+    change({ faults: new Set(), off: new Set(), model: 0 });
+    $("digits").focus();
+  });
+  for (const name of ["kind", "layer", "head"])
+    $(name).addEventListener("change", event => {
+      const { value } = event.target;
+      change({ [name]: /^\d+$/.test(value) ? Number(value) : value, row: null, column: null });
+    });
+  $("padding").addEventListener("change", event => change({ padding: event.target.checked, column: null, row: null }));
+
+  const place = event => {
+    const cell = event.target.closest?.("td[data-row]");
+    return cell && [Number(cell.dataset.row), Number(cell.dataset.column)];
+  };
+  const shown = () => map_of(current(), step_of(current()), state.kind, state.layer, state.head);
+  $("inside").addEventListener("click", () => $("cell").focus());
+  $("map").addEventListener("mouseover", event => {
+    if (place(event)) $("reading").textContent = reading(shown(), ...place(event));
+  });
+  $("map").addEventListener("mouseleave", () => {
+    $("reading").textContent = reading(shown(), ...cell_of(current(), shown()));
+  });
+  $("map").addEventListener("click", event => {
+    if (!place(event)) return;
+    const [row, column] = place(event);
+    change({ row, column });
+    $("map").querySelector('[tabindex="0"]').focus();
+  });
+  $("map").addEventListener("keydown", event => {
+    const map = shown(), [row, column] = cell_of(current(), map);
+    const last = map.columns.length - 1, rows = map.rows.filter(({ weights }) => weights).length;
+    const moves = { ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], Home: [row, 0], End: [row, last] };
+    if (!moves[event.key] || event.altKey || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    const [to_row, to_column] = moves[event.key];
+    change({ row: Math.max(0, Math.min(to_row, rows - 1)), column: Math.max(0, Math.min(to_column, last)) });
+  });
+  window.addEventListener("hashchange", read_address);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { read_colours(); show(); });
+}
+
+for (const [id, most] of [["layer", num_layers], ["head", num_heads]])
+  $(id).append(...(id === "head" ? [element("option", { value: "mean" }, "mean of all")] : []),
+    ...range(most).map(i => element("option", { value: i + 1 }, String(i + 1))));
+for (const place of document.querySelectorAll("[data-fill]")) place.textContent = count(data.models[0][place.dataset.fill]);
+read_colours();
+listen();
+read_address();
