@@ -407,7 +407,7 @@ def save_checkpoint(
 ) -> None:
     """Write all that a later run needs. CheckpointError where it cannot be written.
 
-    variant: which model of the exercises this is, as the settings alone may not say it.
+    variant: which model of exercises/ or page/ this is, as the settings alone may not say it.
     """
     checkpoint = {"settings": model.settings, "epoch": len(history), "history": history, "run": run}
     checkpoint["variant"] = variant
@@ -424,7 +424,7 @@ def check_variant(checkpoint: dict, path: Path | str, variant: str = PLAIN) -> d
     """The checkpoint. CheckpointError when it holds another variant: its weights may fit and mean nothing."""
     found = checkpoint.get("variant", PLAIN)
     if found != variant:
-        raise CheckpointError(f"{path}: holds the exercises' model {found!r}, not {variant!r}")
+        raise CheckpointError(f"{path}: holds the variant {found!r}, not {variant!r}")
     return checkpoint
 
 

@@ -4,8 +4,8 @@ A row is a token that asks, a column a token it may look at; the weights of a ro
 n digits, cross-attention should light up along the anti-diagonal: row i, which predicts output digit i,
 looks at source column n-1-i, and the last row, which predicts <eos>, looks at the source's <eos>.
 
-Run `python train.py` first, then `python viz.py`; `python viz.py --help` lists the options. With `--html FILE`
-it writes a page instead, in which the model itself runs in the browser: see page/.
+Run `python train.py` first, then `python viz.py`; `python viz.py --help` lists the options. `--html FILE`
+writes a page instead, in which the model itself runs in the browser: see page/.
 """
 
 import argparse

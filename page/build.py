@@ -15,21 +15,22 @@ import train
 from model import Transformer
 from page.faults import FAULTS, exact_share, forced_share, heads_of, next_token_weights, with_faults
 from page.unmasked import UNMASKED
-from toolbox.checkpoint import CheckpointError, rebuild
+from toolbox.checkpoint import CheckpointError, read_checkpoint, rebuild
 from toolbox.command_line import show_progress
-from train import PLAIN, drop_seen, load_checkpoint, make_dataset, make_model
+from train import PLAIN, check_variant, drop_seen, make_dataset, make_model
 
 HERE = Path(__file__).resolve().parent
 SCORED, SCORED_HEADS = 2000, 500  # unseen strings for each fault, and for each head switched off
 PARTS = {"style": "style.css", "model": "model.js", "page": "page.js"}
 
 
-def load_run(path: Path | str, variant: str = PLAIN) -> tuple[Transformer, dict]:
-    """A trained model and its run. CheckpointError for a file of anything else, or before its first epoch."""
-    checkpoint = load_checkpoint(path, variant)
+def load_run(path: Path | str, variant: str, script: str) -> tuple[Transformer, dict]:
+    """A trained model and its run. CheckpointError for a file that holds no such variant, or untrained."""
+    checkpoint = read_checkpoint(path, ("settings", "model", "run", "epoch"), script)
+    check_variant(checkpoint, path, variant)
     model, run = rebuild(Transformer, checkpoint, path), checkpoint["run"]
-    if not checkpoint["history"]:
-        raise CheckpointError(f"{path}: holds an untrained model; let train.py finish an epoch")
+    if not checkpoint["epoch"]:
+        raise CheckpointError(f"{path}: holds an untrained model; let {script} finish an epoch")
     options = ("recipe", "seed", "samples", "extra_long", "dropout")
     if any(name not in run for name in options) or make_model(run).settings != model.settings:
         raise CheckpointError(f"{path}: not the model of train.py; page/model.js has no other")
@@ -61,9 +62,9 @@ def decode_weights(model: Transformer, shapes: dict[str, list[int]], text: str) 
 def describe(model: Transformer, run: dict, unmasked: bool = False) -> dict:
     """What the page has to know of a model besides its weights, and everything that it says of it.
 
-    shares: fault -> exact match on SCORED unseen strings with it, "" for the model as it is. An unmasked model:
-    without the mask as trained, "", and with the mask, "causal". heads: the same without each head. peek: the
-    decoder's head that looks most at the very token to be written, see `next_token_weights`.
+    shares: fault -> exact match on SCORED unseen strings with it, "" for the model as it is. An unmasked
+    model: without the mask as trained, "", and with the mask, "causal". heads: the same without each head.
+    peek: the decoder's head that looks most at the very token to be written, see `next_token_weights`.
     """
     seen = make_dataset(run["samples"], train.TRAIN_SEED, run["extra_long"])[0]
     number = SCORED if unmasked else train.TEST_SIZE  # without a cache, scoring takes much longer
@@ -100,7 +101,9 @@ def fill(data: dict, weights: list[str]) -> str:
     """The page: template.html with style, scripts, data and weights in their places."""
     parts = {name: (HERE / file).read_text(encoding="utf-8") for name, file in PARTS.items()}
     parts["data"] = json.dumps(data, indent=1).replace("<", "\\u003c")  # nothing may end the script element
-    parts["weights"] = "\n".join(f'<script type="text/plain" class="weights">{text}</script>' for text in weights)
+    parts["weights"] = "\n".join(
+        f'<script type="text/plain" class="weights">{text}</script>' for text in weights
+    )
     template = (HERE / "template.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], template)
 
@@ -121,11 +124,13 @@ def build(models: list[tuple[Transformer, dict]], digits: str) -> str:
 
 def load_models(checkpoint: Path, unmasked: Path | None) -> list[tuple[Transformer, dict]]:
     """What `build` takes. CheckpointError, beginning with the option, for a file that it cannot use."""
-    files = [("--checkpoint", checkpoint, PLAIN)] + ([("--unmasked", unmasked, UNMASKED)] if unmasked else [])
+    files = [("--checkpoint", checkpoint, PLAIN, "train.py")]
+    if unmasked:
+        files.append(("--unmasked", unmasked, UNMASKED, "page.unmasked"))
     models = []
-    for option, path, variant in files:
+    for option, *file in files:
         try:
-            models.append(load_run(path, variant))
+            models.append(load_run(*file))
         except CheckpointError as error:
             raise CheckpointError(f"{option} {error}") from None
     return models

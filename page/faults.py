@@ -25,7 +25,11 @@ from model import (
 from train import BOS_ID, EOS_ID, evaluating, greedy_decode, teacher_forcing
 
 FAULTS = ("causal", "padding", "positions", "scale")
-KIND_OF = {"encoder": ("encoder", "mha"), "decoder": ("decoder", "self_mha"), "cross": ("decoder", "cross_mha")}
+KIND_OF = {
+    "encoder": ("encoder", "mha"),
+    "decoder": ("decoder", "self_mha"),
+    "cross": ("decoder", "cross_mha"),
+}
 
 
 class FaultyTransformer(Transformer):

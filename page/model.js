@@ -96,13 +96,15 @@ class TokenAndPosition {
 
 // -------------------------------------------------------------------------------------------- 20.3 attention
 
+const LOWEST = -3.4028234663852886e38; // the most negative number in 32 bits: its weight is exactly 0
+
 /** Attention(Q, K, V) = softmax(Q K^T / scale) V, for one head.
 
 q [Lq, d_k], k and v [Lk, d_k], mask [Lq, Lk], or [1, Lk] for all queries alike
 -> output [Lq, d_k], weights [Lq, Lk], and scores [Lq, Lk] as they were before the mask. */
 function scaled_dot_product_attention(q, k, v, mask, scale = Math.sqrt(q[0].length)) {
   const scores = q.map(query => Float32Array.from(k, key => dot(query, key) / scale));
-  const masked = scores.map((row, i) => row.map((score, j) => mask[i % mask.length][j] ? -3.4e38 : score));
+  const masked = scores.map((row, i) => row.map((score, j) => mask[i % mask.length][j] ? LOWEST : score));
   const weights = masked.map(softmax);
   const output = weights.map(row => v[0].map((_, d) => row.reduce((sum, weight, j) => sum + weight * v[j][d], 0)));
   return { output, weights, scores };
@@ -132,8 +134,10 @@ class MultiHeadAttention {
     const Q = this.split(this.W_q.forward(q));
     const K = this.split(this.W_k.forward(k));
     const V = this.split(this.W_v.forward(v));
-    const heads = Q.map((_, head) =>
-      ({ q: Q[head], k: K[head], v: V[head], mask: attn_mask, ...this.attend(Q[head], K[head], V[head], attn_mask, head) }));
+    const heads = Q.map((_, head) => {
+      const result = this.attend(Q[head], K[head], V[head], attn_mask, head);
+      return { q: Q[head], k: K[head], v: V[head], mask: attn_mask, ...result };
+    });
     return [this.W_o.forward(this.merge(heads.map(head => head.output))), heads];
   }
 }
@@ -266,7 +270,8 @@ class Transformer {
   The logits at position t score the token that follows tgt_in[t]. */
   decode(tgt_in, memory, src_mask) {
     const [padding] = this.make_padding_mask(tgt_in);
-    const self_mask = this.make_causal_mask(tgt_in.length).map(row => row.map((future, j) => future || padding[j]));
+    const causal = this.make_causal_mask(tgt_in.length);
+    const self_mask = causal.map(row => row.map((future, j) => future || padding[j]));
     const [x, self_heads, cross_heads] = this.decoder.forward(tgt_in, memory, self_mask, src_mask);
     return [this.out_proj.forward(x), self_heads, cross_heads];
   }
@@ -310,12 +315,13 @@ function apply_faults(model, faults, off = new Set()) {
   if (faults.has("padding")) model.make_padding_mask = ids => [ids.map(() => false)];
   for (const embed of [model.encoder.embed, model.decoder.embed])
     if (faults.has("positions")) embed.pe = embed.pe.map(row => row.map(() => 0));
-  const all = [["encoder", "encoder", "mha"], ["decoder", "decoder", "self_mha"], ["cross", "decoder", "cross_mha"]];
-  for (const [kind, stack, part] of all)
+  const parts = { encoder: ["encoder", "mha"], decoder: ["decoder", "self_mha"], cross: ["decoder", "cross_mha"] };
+  for (const [kind, [stack, part]] of Object.entries(parts))
     model[stack].layers.forEach((layer, number) => {
       layer[part].attend = (q, k, v, mask, head) => {
         const result = scaled_dot_product_attention(q, k, v, mask, faults.has("scale") ? 1 : undefined);
-        if (off.has(`${kind}.${number + 1}.${head + 1}`)) result.output = result.output.map(row => row.map(() => 0));
+        if (off.has(`${kind}.${number + 1}.${head + 1}`))
+          result.output = result.output.map(row => row.map(() => 0));
         return result;
       };
     });
@@ -338,7 +344,7 @@ function read_tensors(base64, shapes) {
     place += 2;
     return half(text.charCodeAt(place - 2) | text.charCodeAt(place - 1) << 8);
   });
-  for (const [name, shape] of Object.entries(shapes))
-    tensors[name] = shape.length === 1 ? row_of(shape[0]) : Array.from({ length: shape[0] }, () => row_of(shape[1]));
+  for (const [name, [rows, columns]] of Object.entries(shapes))
+    tensors[name] = columns ? Array.from({ length: rows }, () => row_of(columns)) : row_of(rows);
   return tensors;
 }

@@ -7,15 +7,6 @@ const KINDS = {
   encoder: ["Encoder self-attention", "the string looks at itself"],
   decoder: ["Decoder self-attention", "the answer looks at itself"],
 };
-const FAULTS = {
-  causal: ["Causal mask", "It hides later positions from earlier ones. Without it every step computes the earlier positions "
-    + "again with the later ones in view, which never happened in training."],
-  padding: ["Padding mask", "Every string is filled up with <pad> to 14 tokens, and the mask hides them. Without it they can be "
-    + "looked at like any other token."],
-  positions: ["Positions", "A token's vector is its embedding plus its position. Without positions every 7 is the same 7, and "
-    + "the encoder cannot tell 73 from 37."],
-  scale: ["Division by √d_k", "Without it the scores are √32 ≈ 5.66 times as large, and the softmax puts more on the largest."],
-};
 const MODELS = data.models.map(({ settings, shapes }, number) => {
   let tensors; // read when first needed: half of the file may never be
   return (faults, off) => {
@@ -26,6 +17,17 @@ const MODELS = data.models.map(({ settings, shapes }, number) => {
 const { num_layers, num_heads, max_len } = data.models[0].settings;
 const LONGEST = max_len - 2, SHORTEST = 3; // digits; <bos> and <eos> need places too
 const NUM_OFFSET = 3; // digit d is id d + NUM_OFFSET, as in train.py
+const D_K = data.models[0].settings.d_model / num_heads;
+const FAULTS = {
+  causal: ["Causal mask", "It hides later positions from earlier ones. Without it every step computes the earlier "
+    + "positions again with the later ones in view, which never happened in training."],
+  padding: ["Padding mask", `Every string is filled up with <pad> to ${max_len} tokens, and the mask hides them. `
+    + "Without it they can be looked at like any other token."],
+  positions: ["Positions", "A token's vector is its embedding plus its position. Without positions every 7 is the "
+    + "same 7, and the encoder cannot tell 73 from 37."],
+  scale: ["Division by √d_k", `Without it the scores are √${D_K} ≈ ${Math.sqrt(D_K).toFixed(2)} times as large, and `
+    + "the softmax puts more on the largest."],
+};
 
 const start = () => ({
   digits: data.digits, step: Infinity, kind: "cross", layer: num_layers, head: "mean", row: null, column: null,
@@ -63,10 +65,11 @@ function read_digits(text) {
   const foreign = [...digits].find(character => !/[0-9]/.test(character));
   if (!digits) return [null, "Type a digit, 0 to 9."];
   if (foreign) return [null, `“${foreign}” is no digit: the model knows 0 to 9 only.`];
+  const length = digits.length === 1 ? "1 digit" : `${digits.length} digits`;
   if (digits.length > LONGEST)
-    return [null, `${digits.length} digits: the model has positions for ${LONGEST}, and <bos> and <eos>. Remove some.`];
+    return [null, `${length}: the model has positions for ${LONGEST}, and <bos> and <eos>. Remove some.`];
   if (digits.length < SHORTEST)
-    return [digits, `${digits.length === 1 ? "1 digit" : `${digits.length} digits`}: training had ${SHORTEST} to ${LONGEST}, so anything may come out.`];
+    return [digits, `${length}: training had ${SHORTEST} to ${LONGEST}, so anything may come out.`];
   return [digits, ""];
 }
 
@@ -91,11 +94,14 @@ function decoded(digits, model, faults, off = new Set()) {
 
 /** The second model was trained without a causal mask, and is shown as it was trained. */
 const faults_of = ({ model, faults }) => model === 1 ? new Set(["causal"]) : faults;
-const current = () => decoded(state.digits, state.model, faults_of(state), state.model === 1 ? new Set() : state.off);
+const current = () => decoded(state.digits, state.model, faults_of(state), state.model ? new Set() : state.off);
 const step_of = result => Math.min(state.step, result.steps.length - 1);
 
 /** The step in question: the current one or, once all is written, that of the chosen row. */
-const focus_of = result => Math.min(Number.isFinite(state.step) ? state.step : state.kind === "encoder" ? 0 : state.row ?? 0, step_of(result));
+function focus_of(result) {
+  const wanted = Number.isFinite(state.step) ? state.step : state.kind === "encoder" ? 0 : state.row ?? 0;
+  return Math.min(wanted, step_of(result));
+}
 
 /** The heads of a kind and a layer, from 1, at a step. */
 function heads_at(result, step, kind, layer) {
@@ -107,9 +113,10 @@ function map_of(result, step, kind, layer, head) {
   const heads = heads_at(result, step, kind, layer);
   const source = result.source.map(token_name), read = pad(result.ids.slice(0, -1), max_len - 1).map(token_name);
   const length = { source: state.digits.length + 1, read: result.steps.length };
-  const [row_side, column_side] = kind === "encoder" ? ["source", "source"] : ["read", kind === "cross" ? "source" : "read"];
+  const row_side = kind === "encoder" ? "source" : "read", column_side = kind === "decoder" ? "read" : "source";
   const padded = state.padding || faults_of(state).has("padding");
-  const columns = column_side === "source" ? source : read.map((name, j) => j > step && j < length.read ? "·" : name);
+  const so_far = read.map((name, j) => j > step && j < length.read ? "·" : name);
+  const columns = column_side === "source" ? source : so_far;
   const shown = padded ? columns.length : length[column_side];
   const chosen = head === "mean" ? heads : [heads[head - 1]];
   const rows = range(length[row_side]).map(i => {
@@ -147,7 +154,8 @@ const ramp = weight => colours[0].map((low, i) => Math.round(low + (colours[1][i
 
 /** Black or white, whichever has more contrast (WCAG 2, relative luminance). */
 function ink_on(rgb) {
-  const [r, g, b] = rgb.map(value => value / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const linear = value => value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const [r, g, b] = rgb.map(value => linear(value / 255));
   const luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b;
   return 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 ? "#fff" : "#000";
 }
@@ -156,7 +164,8 @@ function ink_on(rgb) {
 
 function show_answer(result, step, focus) {
   const chips = result.ids.slice(1).map((id, i) => element("button", {
-    type: "button", class: (i > step ? "later" : "") + (id === EOS_ID ? " end" : ""), "aria-current": i === focus && "step",
+    type: "button", class: (i > step ? "later" : "") + (id === EOS_ID ? " end" : ""),
+    "aria-current": i === focus && "step",
     "aria-label": `Step ${i + 1}: ${i > step ? "not written yet" : `writes ${token_name(id)}`}`,
     onclick: () => change({ step: i, row: null, column: null }),
   }, i > step ? "·" : token_name(id)));
@@ -193,7 +202,8 @@ function weight_cell(weight, attributes = {}) {
 /** One sentence about a cell. */
 function reading(map, row, column) {
   const { name, writes, weights, masked } = map.rows[row];
-  const place = state.kind === "decoder" ? "" : column < state.digits.length ? `, digit ${column + 1} of the string,` : "";
+  const is_digit = state.kind !== "decoder" && column < state.digits.length;
+  const place = is_digit ? `, digit ${column + 1} of the string,` : "";
   const who = writes === null ? `${name}${row < state.digits.length ? `, digit ${row + 1},` : ""} looks`
     : `To write ${writes} after ${name}, it looks`;
   return masked[column] ? `${who} not at ${map.columns[column]}${place || ","} which is masked.`
@@ -207,33 +217,38 @@ function show_map(map, focus, row, column) {
   const had = $("map").contains(document.activeElement), asks = state.kind !== "encoder";
   const axes = asks ? ["Row: has read → ", "writes next (asks)"] : ["Row: ", "source (asks)"];
   const looked = state.kind === "decoder" ? "answer so far (looked at)" : "source (looked at)";
-  const caption = element("caption", {}, axes[0], element("b", {}, axes[1]), " · Column: ", element("b", {}, looked));
+  $("axes").replaceChildren(axes[0], element("b", {}, axes[1]), " · Column: ", element("b", {}, looked));
   const head = element("tr", {}, element("td"),
     ...map.columns.map(name => element("th", { scope: "col" }, name)));
   const body = map.rows.map(({ name, writes, weights, masked }, i) => {
     const now = asks && i === focus;
-    const label = element("th", { scope: "row" }, asks ? element("span", {}, `${name} → `) : "", asks ? writes : name);
-    if (!weights) return element("tr", {}, label, ...map.columns.map(() => element("td", { class: "empty", "aria-label": "not yet" })));
+    const label = element("th", { scope: "row" }, ...(asks ? [element("span", {}, `${name} → `), writes] : [name]));
+    const empty = () => element("td", { class: "empty", "aria-label": "not yet" });
+    if (!weights) return element("tr", {}, label, ...map.columns.map(empty));
     return element("tr", { class: now ? "now" : "" }, label, ...weights.map((weight, j) => {
       const chosen = i === row && j === column ? "true" : "false";
-      const attributes = { "data-row": i, "data-column": j, tabindex: chosen === "true" ? 0 : -1, "aria-selected": chosen, "aria-label": reading(map, i, j) };
+      const attributes = {
+        "data-row": i, "data-column": j, tabindex: chosen === "true" ? 0 : -1, "aria-selected": chosen,
+        "aria-label": reading(map, i, j),
+      };
       return masked[j] ? element("td", { ...attributes, class: "masked" }, "0") : weight_cell(weight, attributes);
     }));
   });
   $("map").setAttribute("aria-label", map_name());
   $("map").className = map.columns.length > 9 ? "many" : "";
-  $("map").replaceChildren(caption, element("thead", {}, head), element("tbody", {}, ...body));
+  $("map").replaceChildren(element("thead", {}, head), element("tbody", {}, ...body));
   $("reading").textContent = reading(map, row, column);
   if (had) $("map").querySelector('[tabindex="0"]').focus();
 }
 
 // --------------------------------------------------------------------------------------- inside one cell
 
-/** Numbers as bars up and down from a middle line. `mark`: which one to point out. */
+/** Numbers as bars up and down from a middle line. */
 function bars(numbers, name) {
   const most = Math.max(...numbers.map(Math.abs), 1e-9);
-  const strip = element("div", { class: "bars", role: "img",
-    "aria-label": `${name}: ${numbers.length} numbers from ${two(Math.min(...numbers))} to ${two(Math.max(...numbers))}` });
+  const ends = `${two(Math.min(...numbers))} to ${two(Math.max(...numbers))}`;
+  const label = `${name}: ${numbers.length} numbers from ${ends}`;
+  const strip = element("div", { class: "bars", role: "img", "aria-label": label });
   for (const value of numbers) {
     const bar = element("b", { class: value < 0 ? "minus" : "" });
     const height = 50 * Math.abs(value) / most;
@@ -241,18 +256,22 @@ function bars(numbers, name) {
     strip.append(element("i", { title: two(value) }, bar));
   }
   return element("div", { class: "strip" }, element("span", {}, name, element("br"),
-    element("span", { class: "soft" }, `${two(Math.min(...numbers))} to ${two(Math.max(...numbers))}`)), strip);
+    element("span", { class: "soft" }, ends)), strip);
 }
 
 const formula = (...parts) => element("p", { class: "formula" }, ...parts);
 const strong = text => element("strong", {}, text);
 
+/** A box that scrolls sideways where it must, for the keyboard too. */
+const scrolling = (name, table) =>
+  element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, table);
+
 function data_table(caption, head, rows, now = -1) {
-  const cells = (tag, row) => row.map((text, i) => element(i ? tag : "th", { scope: i && tag === "td" ? null : tag === "td" ? "row" : "col" }, text));
-  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
-    element("table", { class: "data" }, element("caption", { class: "soft" }, caption),
-      element("thead", {}, element("tr", {}, ...cells("th", head))),
-      element("tbody", {}, ...rows.map((row, i) => element("tr", { class: i === now ? "now" : "" }, ...cells("td", row))))));
+  const body = rows.map(([name, ...cells], i) => element("tr", { class: i === now ? "now" : "" },
+    element("th", { scope: "row" }, name), ...cells.map(text => element("td", {}, text))));
+  return scrolling(caption, element("table", { class: "data" }, element("caption", { class: "soft" }, caption),
+    element("thead", {}, element("tr", {}, ...head.map(text => element("th", { scope: "col" }, text)))),
+    element("tbody", {}, ...body)));
 }
 
 function show_cell(result, map, step, row, column) {
@@ -274,30 +293,35 @@ function show_cell(result, map, step, row, column) {
   const sum = dot(q[row], k[column]), visible = scores[row].filter((_, j) => !masked(j));
   const most = Math.max(...visible), shown = map.columns.length;
   const exponential = j => masked(j) ? 0 : Math.exp(scores[row][j] - most);
+  const power = j => masked(j) ? "0" : exponential(j).toPrecision(3);
   const total = range(scores[row].length).reduce((all, j) => all + exponential(j), 0);
   $("cell-steps").replaceChildren(
     element("div", { class: "card" }, element("h3", {}, "1. The question meets the key"),
-      element("p", {}, `q comes from the row's token, k from the column's, ${d_k} numbers each. Where both have the same sign, the `
-        + "product counts for this key."),
+      element("p", {}, `q comes from the row's token, k from the column's, ${d_k} numbers each. Where both have the `
+        + "same sign, the product counts for this key."),
       bars(q[row], `q of ${asks}`), bars(k[column], `k of ${key}`), bars(products, "q × k"),
       element("details", {}, element("summary", {}, `the ${d_k} numbers`),
         data_table("q, k and their product", ["", "q", "k", "q × k"],
           range(d_k).map(d => [String(d + 1), three(q[row][d]), three(k[column][d]), three(products[d])]))),
       formula("sum of the products: q·k = ", strong(two(sum))),
       element("h3", {}, "2. Divide by √d_k"),
-      formula(scale === 1 ? "not divided, as that is switched off: score = " : `${two(sum)} ÷ √${d_k} = ${two(sum)} ÷ ${two(scale)} = `, strong(two(sum / scale))),
+      formula(scale === 1 ? "not divided, as that is switched off: score = "
+        : `${two(sum)} ÷ √${d_k} = ${two(sum)} ÷ ${two(scale)} = `, strong(two(sum / scale))),
       element("h3", {}, "3. Masked?"),
-      formula(masked(column) ? "yes: the score becomes −3.4 · 10³⁸, and the weight " : "no: the score stays ", strong(masked(column) ? "0" : two(sum / scale)))),
+      formula(...(masked(column) ? ["yes: the score becomes −3.4 · 10³⁸, and the weight ", strong("0")]
+        : ["no: the score stays ", strong(two(sum / scale))]))),
     element("div", { class: "card" }, element("h3", {}, "4. Softmax over the row"),
-      element("p", {}, "The row's scores become weights that sum to 1. The largest score is subtracted first: that changes no weight, and "
-        + "e to the power of a large number would overflow."),
-      data_table(`Row ${asks}, all keys`, ["key", "score", "e^(score − largest)", "÷ sum = weight"],
-        range(shown).map(j => [map.columns[j], masked(j) ? "masked" : two(scores[row][j]), masked(j) ? "0" : exponential(j).toPrecision(3), masked(j) ? "0" : three(weights[row][j])]),
-        column),
-      formula(`${masked(column) ? "0" : exponential(column).toPrecision(3)} ÷ ${total.toPrecision(4)} = `, strong(three(weights[row][column]))),
+      element("p", {}, "The row's scores become weights that sum to 1. The largest score, max, is subtracted first: "
+        + "that changes no weight, and e to the power of a large number would overflow."),
+      data_table(`Row ${asks}, all keys`, ["key", "score", "e^(score − max)", "÷ sum"],
+        range(shown).map(j => [map.columns[j],
+          ...(masked(j) ? ["masked", "0", "0"] : [two(scores[row][j]), power(j), three(weights[row][j])])]), column),
+      formula(`${power(column)} ÷ ${total.toPrecision(4)} = `, strong(three(weights[row][column]))),
       element("h3", {}, "5. Take so much of the value"),
-      element("p", {}, "Each key has a value v. The head's output is their sum, each times its weight. With a weight near 1 it is the value of that one key."),
-      bars(v[column], `v of ${key}`), bars(v[column].map(value => value * weights[row][column]), `${two(weights[row][column])} × v of ${key}`),
+      element("p", {}, "Each key has a value v. The head's output is their sum, each times its weight. With a weight "
+        + "near 1 it is the value of that one key."),
+      bars(v[column], `v of ${key}`),
+      bars(v[column].map(value => value * weights[row][column]), `${two(weights[row][column])} × v of ${key}`),
       bars(output[row], `output of head ${number}, all keys`)));
 }
 
@@ -313,31 +337,47 @@ function draw(canvas, map) {
   context.putImageData(image, 0, 0);
 }
 
-function show_heads(result, step) {
-  const parts = Object.entries(KINDS).map(([kind, [title, what]]) => {
-    const layers = range(num_layers).map(l => element("div", { class: "layer", role: "group", "aria-label": `${title}, layer ${l + 1}` },
-      element("p", { class: "soft" }, `layer ${l + 1}`),
-      ...range(num_heads).map(h => {
-        const name = `${kind}.${l + 1}.${h + 1}`, off = state.off.has(name), map = map_of(result, step, kind, l + 1, h + 1);
-        const canvas = element("canvas", { "aria-hidden": "true" });
-        draw(canvas, map);
-        const chosen = state.kind === kind && state.layer === l + 1 && state.head === h + 1;
-        return element("figure", { class: off ? "thumb off" : "thumb" },
-          element("button", { type: "button", id: `show.${name}`, "aria-pressed": chosen ? "true" : "false",
-            "aria-label": `${title}, layer ${l + 1}, head ${h + 1}: show large`,
-            onclick: () => { change({ kind, layer: l + 1, head: h + 1, row: null, column: null }); $("large").scrollIntoView({ block: "nearest" }); },
-          }, canvas, `head ${h + 1}`),
-          element("label", { class: "check" }, element("input", { type: "checkbox", id: `off.${name}`, ...(off && { checked: "" }),
-            ...(state.model === 1 && { disabled: "" }), "aria-label": `switch off ${title}, layer ${l + 1}, head ${h + 1}`,
-            onchange: event => {
-              const all = new Set(state.off);
-              all[event.target.checked ? "add" : "delete"](name);
-              change({ off: all });
-            } }), `off: ${percent(data.models[0].shares[name])}`));
-      })));
-    return element("div", {}, element("h3", {}, `${title}: ${what}`), element("div", { class: "layers" }, ...layers));
+/** A box that puts a name into a set of the state, or takes it out. */
+function switch_box(what, name, text, label) {
+  const box = element("input", {
+    type: "checkbox", id: `${what}.${name}`, "aria-label": label ?? null, onchange: event => {
+      const names = new Set(state[what]);
+      names[event.target.checked ? "add" : "delete"](name);
+      change({ [what]: names });
+    },
   });
-  refill($("heads"), parts);
+  box.checked = state[what].has(name);
+  box.disabled = state.model === 1; // the second model is shown as it was trained
+  return element("label", { class: "check" }, box, text);
+}
+
+/** One small map, its button and the box that switches it off. */
+function thumbnail(result, step, kind, layer, head) {
+  const name = `${kind}.${layer}.${head}`, title = `${KINDS[kind][0]}, layer ${layer}, head ${head}`;
+  const canvas = element("canvas", { "aria-hidden": "true" });
+  draw(canvas, map_of(result, step, kind, layer, head));
+  const chosen = state.kind === kind && state.layer === layer && state.head === head;
+  const button = element("button", {
+    type: "button", id: `show.${name}`, "aria-pressed": String(chosen), "aria-label": `${title}: show large`,
+    onclick: () => {
+      change({ kind, layer, head, row: null, column: null });
+      $("large").scrollIntoView({ block: "nearest" });
+    },
+  }, canvas, `head ${head}`);
+  const share = percent(data.models[0].heads[name]);
+  return element("figure", { class: state.off.has(name) ? "thumb off" : "thumb" }, button,
+    switch_box("off", name, `off: ${share}`, `${title}, off: ${share} right`));
+}
+
+function show_heads(result, step) {
+  const numbers = length => range(length).map(i => i + 1);
+  refill($("heads"), Object.entries(KINDS).map(([kind, [title, what]]) => {
+    const layers = numbers(num_layers).map(layer =>
+      element("div", { class: "layer", role: "group", "aria-label": `${title}, layer ${layer}` },
+        element("p", { class: "soft" }, `layer ${layer}`),
+        ...numbers(num_heads).map(head => thumbnail(result, step, kind, layer, head))));
+    return element("div", {}, element("h3", {}, `${title}: ${what}`), element("div", { class: "layers" }, ...layers));
+  }));
 }
 
 /** Put new children into a box; what had the focus inside keeps it. */
@@ -361,13 +401,7 @@ function show_faults() {
   const row = (name, title, text, faults) => {
     const out = element("td", { class: "out", "data-fault": name }, "…");
     outputs.push(() => out.replaceChildren(...written(decoded(state.digits, 0, faults))));
-    const box = name ? element("label", { class: "check" }, element("input", { type: "checkbox", id: `fault.${name}`,
-      ...(state.faults.has(name) && { checked: "" }), ...(state.model === 1 && { disabled: "" }),
-      onchange: event => {
-        const all = new Set(state.faults);
-        all[event.target.checked ? "add" : "delete"](name);
-        change({ faults: all });
-      } }), `no ${title[0].toLowerCase()}${title.slice(1)}`) : title;
+    const box = name ? switch_box("faults", name, `no ${title[0].toLowerCase()}${title.slice(1)}`) : title;
     return element("tr", {}, element("th", { scope: "row" }, box, element("p", {}, text)), out,
       element("td", { class: "share" }, percent(shares[name])));
   };
@@ -391,59 +425,74 @@ const RECIPES = { chapter: "the chapter's recipe", fast: "the fast recipe" };
 
 /** The second model: reading the right answer, and on its own. */
 function show_unmasked() {
-  if (data.models.length === 1) return $("unmasked").replaceChildren();
-  const { run, shares, forced, scored, peek } = data.models[1], right = [BOS_ID, ...to_ids(reversed(state.digits))];
+  if (data.models.length === 1) return;
+  const { run, shares, forced, scored, peek } = data.models[1];
   const model = MODELS[1](new Set(["causal"]), new Set());
   const [memory, src_mask] = model.encode(pad(to_ids(state.digits), max_len));
-  const tgt_in = pad(right, max_len).slice(0, -1);
+  const right = [BOS_ID, ...to_ids(reversed(state.digits))], tgt_in = pad(right, max_len).slice(0, -1);
   const [logits, decoder] = model.decode(tgt_in, memory, src_mask);
   const said = logits.slice(0, right.length - 1).map(row => row.indexOf(Math.max(...row.slice(EOS_ID))));
-  const alone = decoded(state.digits, 1, new Set(["causal"]));
-  const names = tgt_in.filter(id => id !== PAD_ID).map(token_name), { weights } = decoder[peek.layer - 1][peek.head - 1];
-  const cheat = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Decoder self-attention of the second model" },
-    element("table", { class: "small map" }, element("thead", {}, element("tr", {}, element("td"), ...names.map(name => element("th", { scope: "col" }, name)))),
-      element("tbody", {}, ...names.filter(name => name !== "<eos>").map((name, i) => element("tr", {}, element("th", { scope: "row" }, name), ...names.map((_, j) => weight_cell(weights[i][j])))))));
+  const forced_result = { ids: [BOS_ID, ...said], right: said.every((id, i) => id === right[i + 1]) };
+
+  const { weights } = decoder[peek.layer - 1][peek.head - 1], names = right.slice(0, max_len - 1).map(token_name);
+  const rows = names.slice(0, right.length - 1).map((name, i) => element("tr", {},
+    element("th", { scope: "row" }, name), ...names.map((_, j) => weight_cell(weights[i][j]))));
+  const head = element("tr", {}, element("td"), ...names.map(name => element("th", { scope: "col" }, name)));
+  const table = element("table", { class: "map" }, element("thead", {}, head), element("tbody", {}, ...rows));
+
   refill($("unmasked"), [
     element("h3", {}, "… and if there was no causal mask in training?"),
-    element("p", {}, `Without its causal mask the finished model still gets ${percent(data.models[0].shares.causal)} right. The mask is there for training. This second `
-      + `model was trained without one, by ${RECIPES[run.recipe]}, seed ${run.seed}. In training the decoder reads the whole right answer: whenever it had to write a token, `
-      + "that token already stood in what it read."),
+    element("p", {}, `Without its causal mask the finished model still gets ${percent(data.models[0].shares.causal)} right. `
+      + `The mask is there for training. This second model was trained without one, by ${RECIPES[run.recipe]}, seed `
+      + `${run.seed}. In training the decoder reads the whole right answer: whenever it had to write a token, that token `
+      + "already stood in what it read."),
     element("div", { class: "two" },
       element("div", { class: "card" }, element("h3", {}, "Reading the right answer, as in training"),
-        element("p", { class: "tokens", id: "forced" }, ...written({ ids: [BOS_ID, ...said], right: said.every((id, i) => id === right[i + 1]) })),
-        element("p", {}, `${percent(forced)} of all tokens right, in ${count(scored)} unseen strings. Its decoder looks up what it is to write: in layer ${peek.layer}, head ${peek.head}, `
-          + `the next token gets a weight of ${two(peek.weight)} on average. Here it is for this string; the token to be written stands one place to the right of the one read:`),
-        cheat),
+        element("p", { class: "tokens", id: "forced" }, ...written(forced_result)),
+        element("p", {}, `${percent(forced)} of all tokens right, in ${count(scored)} unseen strings. Its decoder looks up `
+          + `what it is to write: in layer ${peek.layer}, head ${peek.head}, the next token gets a weight of `
+          + `${two(peek.weight)} on average. Here for this string; the token to be written stands one place to the right `
+          + "of the one just read:"),
+        scrolling("Decoder self-attention of the second model", table)),
       element("div", { class: "card" }, element("h3", {}, "Reading what it wrote itself"),
-        element("p", { class: "tokens", id: "alone" }, ...written(alone)),
-        element("p", {}, `${percent(shares[""])} of ${count(scored)} unseen strings right; with the mask put back now, ${percent(shares.causal)}.`))),
-    element("button", { type: "button", id: "swap", onclick: () => change({ ...start(), digits: state.digits, model: 1 - state.model }) },
-      state.model ? "Back to the model trained with the mask" : "Look at this model in the maps above"),
+        element("p", { class: "tokens", id: "alone" }, ...written(decoded(state.digits, 1, new Set(["causal"])))),
+        element("p", {}, `${percent(shares[""])} of ${count(scored)} unseen strings right; with the mask put back now, `
+          + `${percent(shares.causal)}. Now there is nothing to look up.`))),
+    element("button", {
+      type: "button", id: "swap",
+      onclick: () => change({ ...start(), digits: state.digits, model: 1 - state.model }),
+    }, state.model ? "Back to the model trained with the mask" : "Look at this model in the maps above"),
   ]);
 }
 
 // -------------------------------------------------------------------------------------------- from a token
 
 function show_vectors(result) {
-  const model = MODELS[state.model](faults_of(state), new Set()), { embed } = model.encoder;
-  const place = Math.min(Math.max(state.column ?? 0, 0), state.digits.length), id = result.source[place];
-  const scaled = embed.emb[id].map(value => value * embed.scale), sum = scaled.map((value, k) => value + embed.pe[place][k]);
+  const { embed } = MODELS[state.model](faults_of(state), new Set()).encoder;
+  const place = Math.min(state.column ?? 0, state.digits.length), id = result.source[place];
+  const scaled = embed.emb[id].map(value => value * embed.scale), position = embed.pe[place];
+  const sum = scaled.map((value, k) => value + position[k]);
   $("vectors").replaceChildren(
-    element("p", {}, `What the encoder gets for ${token_name(id)}, place ${place + 1} of the string (of the cell chosen above): the token's embedding, `
-      + `${sum.length} trained numbers, times √${sum.length}; plus sines and cosines of the place, which are the same for every token there.`),
-    bars(scaled, `embedding of ${token_name(id)}`), bars(embed.pe[place], `position ${place + 1}`), bars(sum, "their sum"));
+    element("p", {}, `What the encoder gets for ${token_name(id)}, place ${place + 1} of the string: the token's `
+      + `embedding, ${sum.length} trained numbers, times √${sum.length}; plus sines and cosines of the place, which are `
+      + "the same for every token there. The column of the cell chosen above decides which token."),
+    bars(scaled, `embedding of ${token_name(id)}`), bars(position, `position ${place + 1}`), bars(sum, "their sum"));
 }
 
 function show_facts(result) {
-  const lines = data.models.map(({ run, torch, parameters, strings, exact_match, settings }, number) =>
-    element("li", {}, (number ? "The second model: " : `The model: model.py, ${count(parameters)} parameters, d_model ${settings.d_model}, `
-      + `${settings.num_heads} heads, ${settings.num_layers} layers on either side; `)
-      + `${number ? "trained without a causal mask" : "trained"} by ${RECIPES[run.recipe]}, seed ${run.seed}, ${run.epochs} ${run.epochs === 1 ? "epoch" : "epochs"}. `
-      + `Of ${count(strings)} unseen strings it reverses ${count(Math.round(strings * exact_match))} without a mistake (measured with PyTorch ${torch}).`));
-  $("facts").replaceChildren(element("ul", {}, ...lines,
-    element("li", {}, "Its weights are rounded to 16 bits (fp16), here as in every figure on this page. “Unseen” means not among the training strings."),
-    element("li", {}, `It runs in page/model.js, the same parts under the same names as model.py, and took ${result.milliseconds.toFixed(0)} ms for these digits. `
-      + "Decoding is greedy and has no KV cache, so that all positions are computed again at each step."),
+  const { parameters, settings } = data.models[0];
+  const models = data.models.map(({ run, torch, strings, exact_match }, number) => element("li", {},
+    `${number ? "The second model, without a causal mask," : "It"} was trained by ${RECIPES[run.recipe]}, seed ${run.seed}, `
+    + `${run.epochs} ${run.epochs === 1 ? "epoch" : "epochs"}. Of ${count(strings)} unseen strings it reverses `
+    + `${count(Math.round(strings * exact_match))} without a mistake, measured with PyTorch ${torch}.`));
+  $("facts").replaceChildren(element("ul", {},
+    element("li", {}, `The model is that of model.py: ${count(parameters)} parameters, d_model ${settings.d_model}, `
+      + `${num_heads} heads, ${num_layers} layers on either side.`), ...models,
+    element("li", {}, "The weights are rounded to 16 bits (fp16), and every figure here is that of the rounded ones. "
+      + "“Unseen” means: not among the training strings."),
+    element("li", {}, "It runs in page/model.js, the same parts under the same names as model.py, and took "
+      + `${result.milliseconds.toFixed(0)} ms for these digits. Decoding is greedy and has no KV cache: all positions are `
+      + "computed again at each step."),
     element("li", {}, "This file was written by python viz.py --html attention.html. It loads nothing and sends nothing.")));
 }
 
@@ -465,11 +514,14 @@ function show() {
   show_vectors(result);
   show_facts(result);
 
-  const missing = [...[...state.faults].map(name => FAULTS[name][0].toLowerCase()),
-    ...[...state.off].map(name => KINDS[name.split(".")[0]][0].toLowerCase() + name.replace(/^\w+\.(\d+)\.(\d+)$/, ", layer $1, head $2"))];
+  const head_name = name => {
+    const [kind, layer, head] = name.split(".");
+    return `${KINDS[kind][0].toLowerCase()}, layer ${layer}, head ${head}`;
+  };
+  const missing = [...[...state.faults].map(name => FAULTS[name][0].toLowerCase()), ...[...state.off].map(head_name)];
   $("broken").hidden = !missing.length && !state.model;
-  $("broken").firstElementChild.textContent = state.model ? "This is the second model, trained without a causal mask."
-    : `Switched off: ${missing.join("; ")}.`;
+  $("broken").firstElementChild.textContent = state.model
+    ? "This is the second model, trained without a causal mask." : `Switched off: ${missing.join("; ")}.`;
   write_address();
 }
 
@@ -490,11 +542,11 @@ function go(step) {
 let playing = null;
 
 function play() {
-  const result = current();
   if (playing) stop();
   else {
-    playing = setInterval(() => step_of(current()) < current().steps.length - 1 ? go(step_of(current()) + 1) : stop(), 900);
-    go(step_of(result) === result.steps.length - 1 ? 0 : step_of(result));
+    const last = () => step_of(current()) === current().steps.length - 1;
+    playing = setInterval(() => last() ? stop() : go(step_of(current()) + 1), 900);
+    go(last() ? 0 : step_of(current()));
   }
 }
 
@@ -547,7 +599,8 @@ function read_address() {
     if (!Object.hasOwn(readers, name) || !readers[name](value)) wrong.push(`${name}=${value}`.slice(0, 60));
   }
   $("trouble").hidden = !wrong.length;
-  $("trouble").textContent = `The address asks for something that this page does not have, and it was left out: ${wrong.join(", ")}`;
+  $("trouble").textContent = "The address asks for something that this page does not have, and it was left out: "
+    + wrong.join(", ");
   state = found;
   $("digits").value = state.digits;
   typed();
@@ -570,7 +623,8 @@ function typed() {
 
 function listen() {
   $("digits").addEventListener("input", typed);
-  for (const [id, step] of Object.entries({ first: () => 0, back: now => now - 1, next: now => now + 1, last: () => Infinity }))
+  const moves = { first: () => 0, back: now => now - 1, next: now => now + 1, last: () => Infinity };
+  for (const [id, step] of Object.entries(moves))
     $(id).addEventListener("click", () => {
       const focused = document.activeElement === $(id);
       go(step(step_of(current())));
@@ -609,7 +663,10 @@ function listen() {
   $("map").addEventListener("keydown", event => {
     const map = shown(), [row, column] = cell_of(current(), map);
     const last = map.columns.length - 1, rows = map.rows.filter(({ weights }) => weights).length;
-    const moves = { ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], Home: [row, 0], End: [row, last] };
+    const moves = {
+      ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], ArrowUp: [row - 1, column],
+      ArrowDown: [row + 1, column], Home: [row, 0], End: [row, last],
+    };
     if (!moves[event.key] || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     const [to_row, to_column] = moves[event.key];
@@ -620,9 +677,10 @@ function listen() {
 }
 
 for (const [id, most] of [["layer", num_layers], ["head", num_heads]])
-  $(id).append(...(id === "head" ? [element("option", { value: "mean" }, "mean of all")] : []),
+  $(id).append(...(id === "head" ? [element("option", { value: "mean" }, "mean")] : []),
     ...range(most).map(i => element("option", { value: i + 1 }, String(i + 1))));
-for (const place of document.querySelectorAll("[data-fill]")) place.textContent = count(data.models[0][place.dataset.fill]);
+for (const place of document.querySelectorAll("[data-fill]"))
+  place.textContent = count(data.models[0][place.dataset.fill]);
 read_colours();
 listen();
 read_address();

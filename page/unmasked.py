@@ -47,7 +47,9 @@ def train_unmasked(run: dict) -> tuple[FaultyTransformer, list[dict], tuple]:
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="page.unmasked", description=__doc__)
     parser.add_argument("--seed", type=integer(0, 2**32 - 1), default=0, help="for weights and shuffling")
-    parser.add_argument("--out", type=file_name, default=Path(CHECKPOINT), help="checkpoint for viz.py --html")
+    parser.add_argument(
+        "--out", type=file_name, default=Path(CHECKPOINT), help="checkpoint for viz.py --html"
+    )
     args = parser.parse_args(argv)
     run = RECIPES["fast"] | dict(recipe="fast", seed=args.seed)
     try:
@@ -59,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--out {error}")
     except FileError as error:
         parser.error(str(error))
-    say(f"trained without a causal mask: loss {history[-1]['loss']:.4f}, token_acc {history[-1]['token_acc']:.3f}")
+    say("trained without a causal mask: loss {loss:.4f}, token_acc {token_acc:.3f}".format(**history[-1]))
     seen = make_dataset(run["samples"], TRAIN_SEED, run["extra_long"])[0]
     src, tgt = (ids[:SCORED] for ids in drop_seen(*make_dataset(2 * SCORED, TEST_SEED), seen))
     say(f"on {len(src):,} unseen strings:")

@@ -16,14 +16,15 @@ MAY_IMPORT = {
     "model": set(),
     "toolbox": {"toolbox"},
     "train": {"model", "toolbox"},
-    "viz": {"model", "train", "toolbox"},
+    "page": {"model", "train", "toolbox", "page"},
+    "viz": {"model", "train", "toolbox", "page"},
     "mha_vs_sdpa": {"model", "toolbox"},
     "test_model": {"model"},
     "translation": CHAPTER | {"translation"},
     "benchmarks": CHAPTER | {"benchmarks"},
     "benchmarks.joey": CHAPTER | {"benchmarks", "translation"},  # it trains the translation model
     "exercises": CHAPTER | {"exercises", "benchmarks"},  # nn.Transformer's twin, and a model to time
-    "tests": CHAPTER | {"test_model", "translation", "benchmarks", "exercises", "tests"},
+    "tests": CHAPTER | {"page", "test_model", "translation", "benchmarks", "exercises", "tests"},
 }
 
 
@@ -94,7 +95,7 @@ def test_the_graph_is_the_project_s():
     """A few edges that are there today: a graph without any would pass every test above."""
     graph = import_graph(ROOT)
     assert graph["model"] == set() and {"model", "toolbox.checkpoint"} <= graph["train"]
-    assert {"model", "train", "toolbox.heatmap"} <= graph["viz"]
+    assert {"model", "train", "toolbox.heatmap", "page.build"} <= graph["viz"]
     assert "translation.data" in graph["benchmarks.joey"]
     assert {"test_model", "test_train", "test_model_details"} <= graph["test_pitfalls"]
     assert {"exercises.norm", "exercises.common"} <= graph["exercises.run"]  # from exercises import norm

@@ -66,7 +66,7 @@ def test_a_checkpoint_of_the_exercises_says_which_model_it_holds(quick, tmp_path
     if name == "recipe":
         assert train.load_model(path)[1]
         return
-    with pytest.raises(CheckpointError, match=f"holds the exercises' model '{name}'"):
+    with pytest.raises(CheckpointError, match=f"holds the variant '{name}'"):
         train.load_model(path)
     with pytest.raises(CheckpointError, match=name):
         train.load_checkpoint(path)
