@@ -20,7 +20,7 @@ COMMANDS = {
     "benchmarks": "benchmarks.run", "recipes": "benchmarks.recipes", "steps": "benchmarks.step_time",
     "decoding": "benchmarks.decode_time", "prepare": "translation.prepare", "learn": "translation.train",
     "translate": "translation.translate", "evaluate": "translation.evaluate",
-    "attention": "translation.attention",
+    "attention": "translation.attention", "unmasked": "page.unmasked",
 }  # fmt: skip
 DIGITS = "9" * 400  # a number that fits nowhere
 
@@ -79,6 +79,32 @@ viz --checkpoint model.pt --out a.png --curve ./a.png   | --curve a.png --out
 viz --checkpoint model.pt --out a.png --curve folder/../a.png | --curve --out
 viz --checkpoint model.png --out model.png              | --out model.png --checkpoint
 viz --checkpoint untrained.pt --curve                   | --curve untrained.pt history
+viz --checkpoint model.pt --html absent/a.html          | --html absent/a.html folder that exists
+viz --checkpoint model.pt --html folder                 | --html folder must be a file
+viz --checkpoint model.pt --html notes.txt              | --html notes.txt no page
+viz --checkpoint model.pt --html ROOT/page/template.html | --html template.html file of this project
+viz --checkpoint model.pt --html ROOT/page/model.js     | --html model.js file of this project
+viz --checkpoint model.pt --html model.pt               | --html model.pt
+viz --checkpoint model.pt --html ""                     | --html '' name of a file
+viz --checkpoint absent.pt --html a.html                | --checkpoint absent.pt train.py
+viz --checkpoint notes.txt --html a.html                | --checkpoint notes.txt not a checkpoint
+viz --checkpoint untrained.pt --html a.html             | --checkpoint untrained.pt untrained
+viz --checkpoint variant.pt --html a.html               | --checkpoint variant.pt causal-cross
+viz --checkpoint post-norm.pt --html a.html             | --checkpoint post-norm.pt not the model of train.py
+viz --checkpoint bare.pt --html a.html                  | --checkpoint bare.pt not a checkpoint of train.py
+viz --checkpoint model.pt --html a.html --unmasked model.pt | --unmasked model.pt 'recipe' no-causal-mask
+viz --checkpoint model.pt --html a.html --unmasked absent.pt | --unmasked absent.pt page.unmasked
+viz --checkpoint model.pt --html a.html --digits 12x    | --digits '12x' 1 to 12 digits
+viz --checkpoint model.pt --html a.html --grid          | --html --grid every
+viz --checkpoint model.pt --html a.html --kind decoder  | --html --kind every
+viz --checkpoint model.pt --html a.html --layer 1       | --html --layer every
+viz --checkpoint model.pt --html a.html --head 2        | --html --head every
+viz --checkpoint model.pt --html a.html --out a.png     | --html --out picture
+viz --checkpoint model.pt --html a.html --curve         | --html --curve picture
+viz --checkpoint model.pt --unmasked unmasked.pt        | --unmasked unmasked.pt --html
+unmasked --seed -1                                      | --seed '-1' at least 0
+unmasked --out absent/a.pt                              | --out absent/a.pt folder that exists
+unmasked --out notes.txt                                | --out notes.txt no checkpoint
 mha --length 0                                          | --length '0' at least 1
 mha --length {DIGITS}                                   | --length at most 131072
 mha --lengths 512,256                                   | --lengths '512,256' growing
@@ -187,6 +213,9 @@ def desk(tmp_path_factory):
         train.save_checkpoint(folder / name, model, *state, [row], run)
     train.save_checkpoint(folder / "untrained.pt", model, *state, [], run)
     train.save_checkpoint(folder / "variant.pt", model, *state, [row], run, "causal-cross")
+    post = train.Transformer(**model.settings | dict(norm_first=False))
+    train.save_checkpoint(folder / "post-norm.pt", post, *state, [row], run)
+    torch.save(model.state_dict(), folder / "bare.pt")
     (folder / "half.pt").write_bytes((folder / "model.pt").read_bytes()[:5000])
     torch.save({"settings": {}}, folder / "other.pt")
     os.chmod(folder / "kept.pt", 0o444)
