@@ -27,6 +27,7 @@ from toolbox.files import check_outputs, file_name, reason, write_text
 from toolbox.heatmap import (
     KINDS,
     add_map_options,
+    check_page,
     choose_map,
     layer_number,
     measures,
@@ -241,12 +242,7 @@ def check_args(
 def write_page(parser: ArgumentParser, args: argparse.Namespace) -> int:
     """Everything under --html. Ends the program, with nothing written, on anything unusable."""
     try:
-        for name in ("kind", "layer", "head", "grid"):
-            if getattr(args, name) != parser.get_default(name):
-                raise ValueError(f"--html shows every kind, layer and head: leave out --{name}")
-        for name in ("out", "curve"):
-            if getattr(args, name, None):
-                raise ValueError(f"--html draws no picture: leave out --{name}")
+        check_page(args, parser)
         inputs = [("--checkpoint", args.checkpoint)]
         inputs += [("--unmasked", args.unmasked)] if args.unmasked else []
         check_outputs([("--html", args.html, "page")], inputs)

@@ -1,4 +1,4 @@
-"""Fill the page's template: one HTML file that holds a trained model and runs it in the reader's browser.
+"""Fill a page's template: one HTML file that holds a trained model and runs it in the reader's browser.
 
 `viz.py --html` calls it. The weights are rounded to fp16, and everything that the page says of the model is
 measured here, on the rounded weights.
@@ -7,6 +7,7 @@ measured here, on the rounded weights.
 import base64
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from train import PLAIN, check_variant, drop_seen, make_dataset, make_model
 
 HERE = Path(__file__).resolve().parent
 SCORED, SCORED_HEADS = 2000, 500  # unseen strings for each fault, and for each head switched off
-PARTS = {"style": "style.css", "model": "model.js", "page": "page.js"}
+FILES = ("style.css", "model.js", "maps.js", "page.js", "sentence.js")
 
 
 def load_run(path: Path | str, variant: str, script: str) -> tuple[Transformer, dict]:
@@ -97,14 +98,16 @@ def describe(model: Transformer, run: dict, unmasked: bool = False) -> dict:
     )
 
 
-def fill(data: dict, weights: list[str]) -> str:
-    """The page: template.html with style, scripts, data and weights in their places."""
-    parts = {name: (HERE / file).read_text(encoding="utf-8") for name, file in PARTS.items()}
-    parts["data"] = json.dumps(data, indent=1).replace("<", "\\u003c")  # nothing may end the script element
+def fill(data: dict, weights: Sequence[str] = (), template: str = "template.html") -> str:
+    """A page: the template with style, scripts, data and weights in the places of their names."""
+    parts = {file.partition(".")[0]: (HERE / file).read_text(encoding="utf-8") for file in FILES}
+    parts["data"] = json.dumps(data, ensure_ascii=False).replace(
+        "<", "\\u003c"
+    )  # nothing may end the script element
     parts["weights"] = "\n".join(
         f'<script type="text/plain" class="weights">{text}</script>' for text in weights
     )
-    template = (HERE / "template.html").read_text(encoding="utf-8")
+    template = (HERE / template).read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], template)
 
 

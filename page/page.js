@@ -1,12 +1,8 @@
 "use strict";
-/* The page around model.js. `state` says what is looked at, `show` draws all of it, and the address keeps it. */
+/* The page around model.js and maps.js. `state` says what is looked at, `show` draws all of it, and the address
+keeps it. */
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const KINDS = {
-  cross: ["Cross-attention", "the answer looks at the string"],
-  encoder: ["Encoder self-attention", "the string looks at itself"],
-  decoder: ["Decoder self-attention", "the answer looks at itself"],
-};
 const MODELS = data.models.map(({ settings, shapes }, number) => {
   let tensors; // read when first needed: half of the file may never be
   return (faults, off) => {
@@ -37,28 +33,11 @@ let state = start();
 
 // ------------------------------------------------------------------------------------------- small helpers
 
-const $ = id => document.getElementById(id);
-
-/** An element with attributes and children; on... are listeners, false and null leave an attribute out. */
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== false && value !== null) made.setAttribute(name, value);
-  }
-  made.append(...children);
-  return made;
-}
-
 const token_name = id => ["<pad>", "<bos>", "<eos>"][id] ?? String(id - NUM_OFFSET);
 const to_ids = digits => [...[...digits].map(digit => Number(digit) + NUM_OFFSET), EOS_ID];
 const reversed = digits => [...digits].reverse().join("");
-const two = value => value.toFixed(2).replace("-", "−");
-const three = value => value.toFixed(3).replace("-", "−");
 const percent = share => `${Number((100 * share).toFixed(2))}\u00a0%`;
 const count = number => number.toLocaleString("en");
-const range = length => Array.from({ length }, (_, i) => i);
-
 /** What was typed -> the digits, or null, and what to say about it. Spaces and commas do not count. */
 function read_digits(text) {
   const digits = text.normalize("NFKC").replace(/[\s,]/g, "");
@@ -129,35 +108,11 @@ function map_of(result, step, kind, layer, head) {
   return { rows, columns: columns.slice(0, shown) };
 }
 
-const largest = row => row.indexOf(Math.max(...row));
-
 /** The chosen cell, or where the row in question looks most. */
 function cell_of(result, map) {
   const known = map.rows.filter(({ weights }) => weights).length;
   const row = Math.min(state.row ?? (state.kind === "encoder" ? 0 : focus_of(result)), known - 1);
   return [row, Math.min(state.column ?? largest(map.rows[row].weights), map.columns.length - 1)];
-}
-
-// -------------------------------------------------------------------------------------------------- colour
-
-let colours;
-
-/** The two ends of the ramp, as numbers, from the style sheet. */
-function read_colours() {
-  const style = getComputedStyle(document.documentElement);
-  colours = ["--surface", "--blue"].map(name =>
-    style.getPropertyValue(name).trim().match(/[0-9a-f]{2}/gi).map(pair => parseInt(pair, 16)));
-}
-
-/** A weight 0..1 -> [r, g, b]. */
-const ramp = weight => colours[0].map((low, i) => Math.round(low + (colours[1][i] - low) * weight));
-
-/** Black or white, whichever has more contrast (WCAG 2, relative luminance). */
-function ink_on(rgb) {
-  const linear = value => value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-  const [r, g, b] = rgb.map(value => linear(value / 255));
-  const luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  return 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 ? "#fff" : "#000";
 }
 
 // -------------------------------------------------------------------------------------------- first screen
@@ -192,13 +147,6 @@ function show_answer(result, step, focus) {
   }));
 }
 
-/** A cell of a map: its weight, on the colour of the ramp. */
-function weight_cell(weight, attributes = {}) {
-  const cell = element("td", attributes, two(weight)), rgb = ramp(weight);
-  cell.style.cssText = weight < 0.005 ? "color: var(--soft)" : `background: rgb(${rgb}); color: ${ink_on(rgb)}`;
-  return cell;
-}
-
 /** One sentence about a cell. */
 function reading(map, row, column) {
   const { name, writes, weights, masked } = map.rows[row];
@@ -208,37 +156,6 @@ function reading(map, row, column) {
     : `To write ${writes} after ${name}, it looks`;
   return masked[column] ? `${who} not at ${map.columns[column]}${place || ","} which is masked.`
     : `${who} at ${map.columns[column]}${place} with weight ${two(weights[column])}.`;
-}
-
-const map_name = () => `${KINDS[state.kind][0]}, layer ${state.layer} of ${num_layers}, `
-  + (state.head === "mean" ? `mean of ${num_heads} heads` : `head ${state.head} of ${num_heads}`);
-
-function show_map(map, focus, row, column) {
-  const had = $("map").contains(document.activeElement), asks = state.kind !== "encoder";
-  const axes = asks ? ["Row: has read → ", "writes next (asks)"] : ["Row: ", "source (asks)"];
-  const looked = state.kind === "decoder" ? "answer so far (looked at)" : "source (looked at)";
-  $("axes").replaceChildren(axes[0], element("b", {}, axes[1]), " · Column: ", element("b", {}, looked));
-  const head = element("tr", {}, element("td"),
-    ...map.columns.map(name => element("th", { scope: "col" }, name)));
-  const body = map.rows.map(({ name, writes, weights, masked }, i) => {
-    const now = asks && i === focus;
-    const label = element("th", { scope: "row" }, ...(asks ? [element("span", {}, `${name} → `), writes] : [name]));
-    const empty = () => element("td", { class: "empty", "aria-label": "not yet" });
-    if (!weights) return element("tr", {}, label, ...map.columns.map(empty));
-    return element("tr", { class: now ? "now" : "" }, label, ...weights.map((weight, j) => {
-      const chosen = i === row && j === column ? "true" : "false";
-      const attributes = {
-        "data-row": i, "data-column": j, tabindex: chosen === "true" ? 0 : -1, "aria-selected": chosen,
-        "aria-label": reading(map, i, j),
-      };
-      return masked[j] ? element("td", { ...attributes, class: "masked" }, "0") : weight_cell(weight, attributes);
-    }));
-  });
-  $("map").setAttribute("aria-label", map_name());
-  $("map").className = map.columns.length > 9 ? "many" : "";
-  $("map").replaceChildren(element("thead", {}, head), element("tbody", {}, ...body));
-  $("reading").textContent = reading(map, row, column);
-  if (had) $("map").querySelector('[tabindex="0"]').focus();
 }
 
 // --------------------------------------------------------------------------------------- inside one cell
@@ -261,10 +178,6 @@ function bars(numbers, name) {
 
 const formula = (...parts) => element("p", { class: "formula" }, ...parts);
 const strong = text => element("strong", {}, text);
-
-/** A box that scrolls sideways where it must, for the keyboard too. */
-const scrolling = (name, table) =>
-  element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, table);
 
 function data_table(caption, head, rows, now = -1) {
   const body = rows.map(([name, ...cells], i) => element("tr", { class: i === now ? "now" : "" },
@@ -327,16 +240,6 @@ function show_cell(result, map, step, row, column) {
 
 // --------------------------------------------------------------------------------------------- all heads
 
-/** A small picture of a map, one dot a cell. */
-function draw(canvas, map) {
-  const [height, width] = [map.rows.length, map.columns.length];
-  [canvas.width, canvas.height] = [width, height];
-  const context = canvas.getContext("2d"), image = context.createImageData(width, height);
-  map.rows.forEach(({ weights }, i) => range(width).forEach(j =>
-    image.data.set([...ramp(weights ? weights[j] : 0), weights ? 255 : 0], 4 * (i * width + j))));
-  context.putImageData(image, 0, 0);
-}
-
 /** A box that puts a name into a set of the state, or takes it out. */
 function switch_box(what, name, text, label) {
   const box = element("input", {
@@ -351,40 +254,15 @@ function switch_box(what, name, text, label) {
   return element("label", { class: "check" }, box, text);
 }
 
-/** One small map, its button and the box that switches it off. */
-function thumbnail(result, step, kind, layer, head) {
-  const name = `${kind}.${layer}.${head}`, title = `${KINDS[kind][0]}, layer ${layer}, head ${head}`;
-  const canvas = element("canvas", { "aria-hidden": "true" });
-  draw(canvas, map_of(result, step, kind, layer, head));
-  const chosen = state.kind === kind && state.layer === layer && state.head === head;
-  const button = element("button", {
-    type: "button", id: `show.${name}`, "aria-pressed": String(chosen), "aria-label": `${title}: show large`,
-    onclick: () => {
-      change({ kind, layer, head, row: null, column: null });
-      $("large").scrollIntoView({ block: "nearest" });
-    },
-  }, canvas, `head ${head}`);
-  const share = percent(data.models[0].heads[name]);
-  return element("figure", { class: state.off.has(name) ? "thumb off" : "thumb" }, button,
-    switch_box("off", name, `off: ${share}`, `${title}, off: ${share} right`));
-}
-
 function show_heads(result, step) {
-  const numbers = length => range(length).map(i => i + 1);
-  refill($("heads"), Object.entries(KINDS).map(([kind, [title, what]]) => {
-    const layers = numbers(num_layers).map(layer =>
-      element("div", { class: "layer", role: "group", "aria-label": `${title}, layer ${layer}` },
-        element("p", { class: "soft" }, `layer ${layer}`),
-        ...numbers(num_heads).map(head => thumbnail(result, step, kind, layer, head))));
-    return element("div", {}, element("h3", {}, `${title}: ${what}`), element("div", { class: "layers" }, ...layers));
-  }));
-}
-
-/** Put new children into a box; what had the focus inside keeps it. */
-function refill(box, children) {
-  const had = box.contains(document.activeElement) ? document.activeElement.id : "";
-  box.replaceChildren(...children);
-  if (had) $(had)?.focus();
+  fill_heads(num_layers, num_heads, (kind, layer, head) => {
+    const name = `${kind}.${layer}.${head}`, share = percent(data.models[0].heads[name]);
+    const label = `${KINDS[kind][0]}, layer ${layer}, head ${head}, off: ${share} right`;
+    const box = switch_box("off", name, `off: ${share}`, label);
+    const figure = thumbnail_of(map_of(result, step, kind, layer, head), state, kind, layer, head, box);
+    figure.classList.toggle("off", state.off.has(name));
+    return figure;
+  });
 }
 
 // ------------------------------------------------------------------------------------------------ what if
@@ -507,7 +385,8 @@ function show() {
   $("padding").checked = state.padding || faults_of(state).has("padding");
   $("padding").disabled = faults_of(state).has("padding");
   show_answer(result, step, focus);
-  show_map(map, focus, row, column);
+  $("map").setAttribute("aria-label", name_of(state, num_layers, num_heads));
+  fill_map(map, state.kind, [row, column], focus, (i, j) => reading(map, i, j));
   show_cell(result, map, step, row, column);
   show_heads(result, step);
   show_faults();
@@ -635,50 +514,18 @@ function listen() {
     change({ faults: new Set(), off: new Set(), model: 0 });
     $("digits").focus();
   });
-  for (const name of ["kind", "layer", "head"])
-    $(name).addEventListener("change", event => {
-      const { value } = event.target;
-      change({ [name]: /^\d+$/.test(value) ? Number(value) : value, row: null, column: null });
-    });
   $("padding").addEventListener("change", event => change({ padding: event.target.checked, column: null, row: null }));
 
-  const place = event => {
-    const cell = event.target.closest?.("td[data-row]");
-    return cell && [Number(cell.dataset.row), Number(cell.dataset.column)];
-  };
-  const shown = () => map_of(current(), step_of(current()), state.kind, state.layer, state.head);
   $("inside").addEventListener("click", () => $("cell").focus());
-  $("map").addEventListener("mouseover", event => {
-    if (place(event)) $("reading").textContent = reading(shown(), ...place(event));
-  });
-  $("map").addEventListener("mouseleave", () => {
-    $("reading").textContent = reading(shown(), ...cell_of(current(), shown()));
-  });
-  $("map").addEventListener("click", event => {
-    if (!place(event)) return;
-    const [row, column] = place(event);
-    change({ row, column });
-    $("map").querySelector('[tabindex="0"]').focus();
-  });
-  $("map").addEventListener("keydown", event => {
-    const map = shown(), [row, column] = cell_of(current(), map);
-    const last = map.columns.length - 1, rows = map.rows.filter(({ weights }) => weights).length;
-    const moves = {
-      ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], ArrowUp: [row - 1, column],
-      ArrowDown: [row + 1, column], Home: [row, 0], End: [row, last],
-    };
-    if (!moves[event.key] || event.altKey || event.ctrlKey || event.metaKey) return;
-    event.preventDefault();
-    const [to_row, to_column] = moves[event.key];
-    change({ row: Math.max(0, Math.min(to_row, rows - 1)), column: Math.max(0, Math.min(to_column, last)) });
-  });
+  listen_to_map(() => {
+    const map = map_of(current(), step_of(current()), state.kind, state.layer, state.head);
+    return { map, cell: cell_of(current(), map), say: (row, column) => reading(map, row, column) };
+  }, (row, column) => change({ row, column }));
   window.addEventListener("hashchange", read_address);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { read_colours(); show(); });
 }
 
-for (const [id, most] of [["layer", num_layers], ["head", num_heads]])
-  $(id).append(...(id === "head" ? [element("option", { value: "mean" }, "mean")] : []),
-    ...range(most).map(i => element("option", { value: i + 1 }, String(i + 1))));
+fill_pickers(num_layers, num_heads);
 for (const place of document.querySelectorAll("[data-fill]"))
   place.textContent = count(data.models[0][place.dataset.fill]);
 read_colours();

@@ -1,9 +1,11 @@
 """Settings for the whole test run."""
 
+import os
 import signal
 
 import pytest
 import torch
+from browser import CHROMIUM, Browser
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -16,3 +18,15 @@ def one_thread():
 def ctrl_c_works():
     """A job in the background is started with Ctrl-C ignored, and so are its children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """Chromium. Where there is none, the test is skipped, or fails if REQUIRE_BROWSER is set."""
+    if CHROMIUM is None:
+        if os.environ.get("REQUIRE_BROWSER"):
+            pytest.fail("there is no Chromium, and REQUIRE_BROWSER is set")
+        pytest.skip("needs Chromium: apt-get install chromium")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()

@@ -178,6 +178,10 @@ evaluate --checkpoint run --sample --out run/best.pt    | --out run/best.pt
 evaluate --checkpoint run --data text --split train --out text/train.en | --out text/train.en --data
 evaluate --checkpoint run --sample --show -1            | --show '-1'
 attention --checkpoint run --out a.xyz Hallo            | --out a.xyz .png
+attention --checkpoint run --html absent/a.html Hallo   | --html absent/a.html folder that exists
+attention --checkpoint run --html notes.txt Hallo       | --html notes.txt no page
+attention --checkpoint run --html a.html --grid Hallo   | --html --grid every
+attention --checkpoint run --html a.html --out a.png Hallo | --html --out picture
 attention --checkpoint run --layer 9 Hallo              | --layer 9 layers 1 to 1
 attention --checkpoint run --beam 101 Hallo             | --beam '101' at most 100
 attention --checkpoint run ""                           | sentence ''

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "viz": {"model", "train", "toolbox", "page"},
     "mha_vs_sdpa": {"model", "toolbox"},
     "test_model": {"model"},
-    "translation": CHAPTER | {"translation"},
+    "translation": CHAPTER | {"page", "translation"},
     "benchmarks": CHAPTER | {"benchmarks"},
     "benchmarks.joey": CHAPTER | {"benchmarks", "translation"},  # it trains the translation model
     "exercises": CHAPTER | {"exercises", "benchmarks"},  # nn.Transformer's twin, and a model to time

@@ -95,7 +95,7 @@ def test_no_source_is_written(name, tmp_path):
         ("JSON file", b'{"a": 1}', b"Dear diary"),
         ("JSON file", b" \n[1]", CHECKPOINT + b"\0"),
         ("text file", "Ein Hund läuft.\n".encode(), CHECKPOINT + b"\0"),
-        ("page", b'<!doctype html>\n<meta content="viz.py --html">', b"<!doctype html>\n<p>My own"),
+        ("page", b'<!doctype html>\n<meta content="page/build.py">', b"<!doctype html>\n<p>My own"),
     ],
 )
 def test_only_a_file_of_the_same_kind_is_replaced(tmp_path, kind, good, bad):

@@ -1,7 +1,9 @@
 """translation/attention.py: the right weights under the right pieces; odd characters; TensorBoard's map."""
 
 import contextlib
+import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -416,3 +418,53 @@ def test_no_map_where_no_bleu_is_measured(tmp_path):
     pytest.importorskip("tensorboard")
     train(tmp_path, "--epochs", "1", "--bleu-every", "0")
     assert not maps(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_holds_every_map_and_can_be_written_again(folder, tokenizer, capsys):
+    for _ in range(2):
+        assert ta.main(["--checkpoint", "../tiny.pt", "--html", "a.html", "--beam", "2", SENTENCE]) == 0
+        assert "wrote a.html" in capsys.readouterr().out
+    data = page_data((folder / "a.html").read_text(encoding="utf-8"))
+    assert [path.name for path in folder.iterdir()] == ["a.html"] and data["sentence"] == SENTENCE
+    for kind in KINDS:
+        weights, rows, columns, output = ta.attention_maps(
+            tiny_model(tokenizer).eval(), tokenizer, SENTENCE, kind, beam=2
+        )
+        torch.testing.assert_close(torch.tensor(data["weights"][kind]), weights, atol=5.1e-5, rtol=0)
+        assert rows == (data["source"] if kind == "encoder" else data["read"])
+        assert columns == (data["read"] if kind == "decoder" else data["source"])
+        assert data["writes"] == tokenizer.pieces(output)
+
+
+def page_data(text: str) -> dict:
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">\n(.*?)\n</script>', text, re.S)[1]
+    )
+
+
+def test_the_page_shows_the_maps_in_a_browser(folder, browser, say_instead):
+    say_instead("Two <b>children")
+    assert ta.main(["--checkpoint", "../tiny.pt", "--html", "a.html", SENTENCE]) == 0
+    data = page_data((folder / "a.html").read_text(encoding="utf-8"))
+    browser.size(390, 844)
+    browser.open((folder / "a.html").as_uri())
+    assert browser.evaluate("document.querySelectorAll('.thumb').length") == 3 * 3 * 2
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+    for kind in KINDS:
+        browser.evaluate(f"document.getElementById('show.{kind}.2.1').click()")
+        shown = browser.evaluate("""[...document.querySelectorAll("#map tr")].map(row =>
+            [...row.cells].map(cell => cell.textContent))""")
+        assert shown[0][1:] == (data["read"] if kind == "decoder" else data["source"])
+        names = data["source"]
+        if kind != "encoder":
+            names = [f"{a} → {b}" for a, b in zip(data["read"], data["writes"], strict=True)]
+        assert [row[0] for row in shown[1:]] == names
+        for i, cells in enumerate(shown[1:]):
+            for j, text in enumerate(cells[1:]):
+                weight = data["weights"][kind][1][0][i][j]
+                assert float(text) == pytest.approx(weight, abs=0.0051), (kind, i, j)
+                assert (text == "0") == (kind == "decoder" and j > i)
+    assert browser.complaints() == []

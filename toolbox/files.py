@@ -21,7 +21,7 @@ KINDS: dict[str, Callable[[bytes], bool]] = {
     "checkpoint": lambda head: head.startswith(b"PK"),  # torch.save writes a zip archive
     "JSON file": lambda head: head.lstrip()[:1] in (b"{", b"["),
     "text file": lambda head: b"\0" not in head,
-    "page": lambda head: b'content="viz.py --html"' in head and b"{{" not in head,  # not its template either
+    "page": lambda head: b'content="page/build.py"' in head and b"{{" not in head,  # not its template either
     "picture": lambda head: True,  # its name must end as a picture's does
 }
 

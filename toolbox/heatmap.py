@@ -40,6 +40,16 @@ def add_map_options(parser: argparse.ArgumentParser) -> None:
         help="picture (default: KIND_attn.png or KIND_attn_grid.png)")  # fmt: skip
 
 
+def check_page(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """ValueError when --html, a page of every map, was given together with an option for a picture."""
+    for name in ("kind", "layer", "head", "grid"):
+        if getattr(args, name) != parser.get_default(name):
+            raise ValueError(f"--html shows every kind, layer and head: leave out --{name}")
+    for name in ("out", "curve"):
+        if getattr(args, name, None):
+            raise ValueError(f"--html draws no picture: leave out --{name}")
+
+
 def picture_path(args: argparse.Namespace) -> Path:
     """--out, or the name its help promises. ValueError when the map options do not go together."""
     for name, default in (("layer", "last"), ("head", "mean")):

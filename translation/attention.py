@@ -4,6 +4,7 @@ Run from the project's folder, once translation.train has written a checkpoint:
 
 python -m translation.attention "Ein Hund rennt."                           cross-attention, last layer
 python -m translation.attention "Ein Hund rennt." --kind encoder --grid     every layer and head
+python -m translation.attention "Ein Hund rennt." --html out.html           a page with all of them
 
 The sentence is translated free-running, by beam search. A row is a piece that asks, a column a piece it may
 look at; the weights of a row sum to 1. ▁ is SentencePiece's mark for a space, <0xE6> a byte of a character
@@ -24,12 +25,14 @@ import torch
 from torch import Tensor
 
 from model import Transformer, attention_weights
+from page.build import fill
 from toolbox.checkpoint import CheckpointError
 from toolbox.command_line import ArgumentParser, integer, run_script, say, shorten
 from toolbox.device import add_device_option, choose_device
-from toolbox.files import check_outputs, file_name, reason
+from toolbox.files import check_outputs, file_name, reason, write_text
 from toolbox.heatmap import (
     add_map_options,
+    check_page,
     choose_map,
     layer_number,
     measures,
@@ -73,17 +76,26 @@ def attention_maps(
     never read back. An output has at most 2 * source pieces + 10 tokens, and what the model's max_len allows.
     ValueError as `read_sentence`.
     """
+    weights, source, read, output = all_maps(model, tokenizer, line, beam)
+    rows = source if kind == "encoder" else read
+    columns = read if kind == "decoder" else source
+    return weights[kind], rows, columns, output
+
+
+def all_maps(
+    model: Transformer, tokenizer: Tokenizer, line: str, beam: int = BEAM
+) -> tuple[dict[str, Tensor], list[str], list[str], list[int]]:
+    """The same for all kinds -> kind -> weights, the source's pieces, those the decoder read, the output."""
     ids = read_sentence(model, tokenizer, line)
     src = torch.tensor([[BOS_ID, *ids, EOS_ID]], device=next(model.parameters()).device)
     limit = output_limit(len(ids), model.settings["max_len"])
     output = beam_search(model, src, beam, max_len=limit)[0].ids
     tgt_in = src.new_tensor([[BOS_ID, *output[:-1]]])
     with evaluating(model):
-        weights = torch.cat(attention_weights(model, src, tgt_in)[kind]).cpu()  # (layers, h, R, C), as B = 1
+        maps = attention_weights(model, src, tgt_in)
+    weights = {kind: torch.cat(layers).cpu() for kind, layers in maps.items()}  # (layers, h, R, C), as B = 1
     source, read = (tokenizer.pieces(row[0].tolist()) for row in (src, tgt_in))
-    rows = source if kind == "encoder" else read
-    columns = read if kind == "decoder" else source
-    return weights, rows, columns, output
+    return weights, source, read, output
 
 
 # ------------------------------------------------------------------------------------------------- pictures
@@ -130,6 +142,31 @@ def draw_example(
     return draw(chosen, rows, columns, what, (clean(line), tokenizer.decode(output)), path, "cross")
 
 
+# ----------------------------------------------------------------------------------------------- the page
+
+
+def build_page(model: Transformer, tokenizer: Tokenizer, line: str, beam: int = BEAM) -> str:
+    """A page with every map of one sentence, as HTML; the weights to four decimals, and no model inside.
+
+    ValueError as `read_sentence`.
+    """
+    weights, source, read, output = all_maps(model, tokenizer, line, beam)
+    rounded = {
+        kind: [[[[round(w, 4) for w in row] for row in head] for head in layer] for layer in maps.tolist()]
+        for kind, maps in weights.items()
+    }
+    data = dict(
+        sentence=line,
+        translation=tokenizer.decode(output),
+        source=source,
+        read=read,
+        writes=tokenizer.pieces(output),
+        weights=rounded,
+        facts=f"Translated free-running, beam {beam}. Written by translation.attention --html.",
+    )
+    return fill(data, template="sentence.html")
+
+
 # --------------------------------------------------------------------------------------------- command line
 
 
@@ -139,6 +176,8 @@ def build_parser() -> ArgumentParser:
     add("sentence", help="what to translate, in quotes")
     add("--checkpoint", type=file_name, default=CHECKPOINT, help="a run's folder, or one of its .pt files")
     add_map_options(parser)
+    add("--html", type=file_name, default=argparse.SUPPRESS, metavar="FILE",
+        help="write a page with every kind, layer and head instead of a picture")  # fmt: skip
     add("--beam", type=integer(1, WIDEST_BEAM), default=BEAM, help="hypotheses kept; 1: greedy")
     add_device_option(parser)
     return parser
@@ -147,10 +186,15 @@ def build_parser() -> ArgumentParser:
 def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Transformer, Tokenizer]:
     """-> options, model, tokeniser. Ends the program, with nothing written, on anything unusable."""
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args = parser.parse_args(argv, argparse.Namespace(html=None))
     try:
-        args.out = picture_path(args)
-        check_outputs([("--out", args.out, "picture")], checkpoint_files(args.checkpoint))
+        if args.html:
+            check_page(args, parser)
+            output = ("--html", args.html, "page")
+        else:
+            args.out = picture_path(args)
+            output = ("--out", args.out, "picture")
+        check_outputs([output], checkpoint_files(args.checkpoint))
         model, tokenizer, _ = load_translator(args.checkpoint, choose_device(args.device))
         args.layer = layer_number(args, model.settings)
         args.sentence = clean(args.sentence)
@@ -172,8 +216,21 @@ def say_map(weights: Tensor, rows: list[str], columns: list[str], says: list[str
         say("  " + "  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
+def write_page(args: argparse.Namespace, model: Transformer, tokenizer: Tokenizer) -> int:
+    try:
+        write_text(args.html, build_page(model, tokenizer, args.sentence, args.beam))
+    except OSError as error:
+        text = f"--html {args.html}: cannot be written ({reason(error)})"
+        print(f"translation.attention: error: {text}", file=sys.stderr)
+        return 2
+    say(f"wrote {args.html}: open it in a browser")
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     args, model, tokenizer = parse_args(argv)
+    if args.html:
+        return write_page(args, model, tokenizer)
     weights, rows, columns, output = attention_maps(model, tokenizer, args.sentence, args.kind, args.beam)
     translation = tokenizer.decode(output)
     say(f"source       {args.sentence}")
