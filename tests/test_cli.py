@@ -47,7 +47,9 @@ def test_help_without_docstrings(script, tmp_path):
 
 
 def test_importing_does_nothing(tmp_path):
-    modules = "model, train, viz, mha_vs_sdpa, benchmarks.run, benchmarks.peers, page.unmasked, translation.decode"
+    modules = (
+        "model, train, viz, mha_vs_sdpa, benchmarks.run, benchmarks.peers, page.unmasked, translation.decode"
+    )
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import toolbox.measure, {modules}"
     process = run_python(*STRICT, *ENCODING, "-c", code, folder=tmp_path)
     assert (process.returncode, process.stdout, own_warnings(process.stderr)) == (0, "", [])

@@ -25,6 +25,7 @@ COMMANDS = sorted(
 SHORTER = {  # options put behind the README's own, so that a run takes a moment
     "train": ["--epochs", "1", "--samples", "64", "--batch-size", "32", "--warmup", "1"],
     "viz": [],
+    "page.unmasked": [],
     "mha_vs_sdpa": ["--batch", "1", "--d-model", "16", "--heads", "2", "--repeats", "2", "--warmup", "1"],
 }
 LENGTHS = {"mha_vs_sdpa": ["--lengths", "8,16"]}
@@ -60,6 +61,10 @@ def test_command_runs(command, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(module, "draw", lambda *args: None, raising=False)
         assert module.main(options) == 0 and measured
         return
+    if name == "page.unmasked":
+        monkeypatch.setattr(module, "SCORED", 20)
+        monkeypatch.setitem(train.RECIPES["fast"], "samples", 64)
+        monkeypatch.setitem(train.RECIPES["fast"], "warmup", 1)
     if name == "viz":
         assert train.main(SHORTER["train"]) == 0
     options = [*options, *SHORTER[name]]
@@ -211,7 +216,7 @@ PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("[a-z]*/
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_pictures_exist(page):
     text = page.read_text(encoding="utf-8")
-    targets = re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    targets = re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
     for target in targets:
         assert target.startswith("http") or (page.parent / target).exists(), target
     assert len(targets) >= 10 or page.parent.name == "docs"
@@ -240,6 +245,19 @@ def test_tests_named_in_the_table_of_cases_exist():
         heads = re.findall(r"\*\*(B\d+[B\d, ]*)", collected.read_text(encoding="utf-8"))
         cases = set(re.findall(r"\bB\d+\b", " ".join(heads)))
         assert cases == set(re.findall(r"\bB\d+\b", "".join(rows)))
+
+
+def test_figures_of_the_page_are_those_in_the_page():
+    """tests/test_page.py measures them again."""
+    page = (ROOT / "docs" / "index.html").read_text(encoding="utf-8")
+    model, second = json.loads(page.partition('id="data">')[2].partition("</script>")[0])["models"]
+    left, whole = (f"{round(100 * model['shares'][name], 2):g} %" for name in ("causal", ""))
+    assert f"{left} of {model['scored']:,} strings instead of {whole}" in " ".join(README.split())
+    assert second["forced"] == 1 and second["shares"][""] == 0
+    assert f"none of {second['scored']:,} strings on its own" in " ".join(README.split())
+    assert f"it reverses {round(model['exact_match'] * model['strings']):,} without" in " ".join(
+        README.split()
+    )
 
 
 def test_top_level_holds_the_promised_files_only():
@@ -275,7 +293,7 @@ def numbers(text):
 
 def targets(text, folder):
     """Where its links and pictures lead to, sorted, but for those to the page in the other language."""
-    found = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    found = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
     local = [t if t.startswith("http") else str((folder / t).resolve()) for t in found]
     return sorted(t for t in local if not t.endswith(("README.zh-CN.md", str(ROOT / "README.md"))))
 
