@@ -1,10 +1,13 @@
 """Who imports whom: model.py stands alone, each folder uses what stands below it, and there is no circle.
+What comes from outside is declared, in requirements.txt or, for translation/, in its own.
 
 Every import is followed, also one inside a function or under TYPE_CHECKING: it ties two files together too.
 """
 
 import ast
 import graphlib
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +150,107 @@ def test_a_planted_import_from_above_is_found(name, text, target, tmp_path):
     write(tmp_path, {name: text})
     (line,) = forbidden(tmp_path)
     assert line.endswith(f" imports {target}")
+
+
+# ---------------------------------------------------------------------------------- packages from outside
+
+SPEAKS_FOR = {"torch.utils.tensorboard": "tensorboard"}  # a module that imports a package that is not its own
+
+
+def declared(file: Path) -> set[str]:
+    """The packages of a requirements file; each is imported by the name it is installed by."""
+    lines = re.findall(r"^[A-Za-z0-9][\w.-]*", file.read_text(encoding="utf-8"), re.M)
+    return {line.replace("-", "_").lower() for line in lines}
+
+
+def outside(file: Path, ours: set[str]) -> set[tuple[str, bool]]:
+    """(package, guarded) for each import of what is neither the project's nor the standard library's.
+
+    Guarded is an import that ImportError is caught around, and one after pytest.importorskip in the same
+    function, or at the top of the file for all of it.
+    """
+    found = set()
+
+    def visit(node: ast.AST, skipped: set[str], caught: bool) -> None:
+        names, called = [], ""
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module]
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = getattr(node.func, "attr", "")  # importlib.import_module("a"), pytest.importorskip("a")
+            names = [node.args[0].value] if called in ("import_module", "importorskip") else []
+        for name in (SPEAKS_FOR.get(name, name.split(".")[0]) for name in names):
+            if called == "importorskip":
+                skipped.add(name)
+            elif name not in ours and name not in sys.stdlib_module_names:
+                found.add((name, caught or name in skipped))
+        if isinstance(node, ast.FunctionDef):
+            skipped = set(skipped)  # what a function skips for, it skips for itself
+        handlers = [ast.unparse(handler) for handler in getattr(node, "handlers", [])]
+        fails = any(re.match(r"except .*(ImportError|ModuleNotFoundError)", text) for text in handlers)
+        for child in ast.iter_child_nodes(node):
+            visit(child, skipped, caught or fails and child in node.body)
+
+    visit(ast.parse(file.read_text(encoding="utf-8"), str(file)), set(), False)
+    return found
+
+
+def undeclared(root: Path) -> list[str]:
+    """Every unguarded import that is not declared, and every requirement that nobody imports."""
+    files = ["requirements.txt", "translation/requirements.txt"]
+    core, own = (declared(root / file) for file in files)
+    ours = {first.split(".")[0] for first in modules(root)}
+    wrong, used = [], {False: set(), True: set()}
+    for name, file in sorted(modules(root).items()):
+        here = file.parts[0] == "translation"
+        for package, guarded in sorted(outside(root / file, ours)):
+            used[here].add(package)
+            if not guarded and package not in (core | own if here else core):
+                wrong.append(f"{name} imports {package}")
+    for file, unused in zip(files, [core - used[False], own - used[True]], strict=True):
+        wrong += [f"{file}: nobody imports {package}" for package in sorted(unused)]
+    return wrong
+
+
+def test_what_is_imported_is_what_is_declared():
+    assert undeclared(ROOT) == []
+    assert declared(ROOT / "requirements.txt") == {"torch", "numpy", "matplotlib", "pytest"}
+    assert declared(ROOT / "translation" / "requirements.txt") >= {"sentencepiece", "tensorboard"}
+
+
+@pytest.mark.parametrize(
+    "file, text, line",
+    [
+        ("train.py", "import torch, tqdm", "train imports tqdm"),
+        ("train.py", "def later():\n    from yaml.reader import Reader", "train imports yaml"),
+        ("train.py", "import torch\nimportlib.import_module('tqdm.auto')", "train imports tqdm"),
+        ("train.py", "try:\n    import tqdm\nexcept OSError:\n    pass", "train imports tqdm"),
+        ("train.py", "try:\n    pass\nexcept ImportError:\n    import tqdm", "train imports tqdm"),
+        ("translation/data.py", "import tqdm, sacrebleu", "translation.data imports sacrebleu"),
+        ("train.py", "from torch.utils.tensorboard import SummaryWriter", "train imports tensorboard"),
+        ("tests/test_all.py", "import pytest, tqdm", "test_all imports tqdm"),
+        ("tests/test_all.py", "import tqdm\npytest.importorskip('tqdm')", "test_all imports tqdm"),
+        (
+            "tests/test_all.py",
+            "def a():\n    pytest.importorskip('tqdm')\ndef b():\n    import tqdm",
+            "test_all imports tqdm",
+        ),
+        ("requirements.txt", "torch>=2\npytest\nnumpy>=1.26", "requirements.txt: nobody imports numpy"),
+        (
+            "translation/requirements.txt",
+            "tqdm\npytest",
+            "translation/requirements.txt: nobody imports pytest",
+        ),
+    ],
+)
+def test_a_planted_import_or_requirement_without_its_other_half_is_found(file, text, line, tmp_path):
+    write(tmp_path, {"requirements.txt": "torch>=2,<3\npytest\n", "train.py": "import os, torch, toolbox.a"})
+    write(tmp_path, {"toolbox/a.py": "try:\n    import yaml\nexcept (ImportError, OSError):\n    pass"})
+    write(tmp_path, {"translation/requirements.txt": "-r ../requirements.txt\ntqdm>=4.66\n"})
+    write(tmp_path, {"translation/data.py": "importlib.import_module('tqdm')\nfrom . import data"})
+    guarded = "import pytest, torch\npytest.importorskip('tqdm')\ndef a():\n    import tqdm"
+    write(tmp_path, {"tests/test_one.py": guarded, "tests/test_all.py": "import test_one"})
+    assert undeclared(tmp_path) == []
+    write(tmp_path, {file: text})
+    assert line in undeclared(tmp_path)

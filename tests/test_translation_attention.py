@@ -380,14 +380,12 @@ def train(out: Path, *options: str) -> dict:
 
 
 def maps(out: Path) -> list:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(out / "tensorboard")).Reload()
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(out / "tensorboard")).Reload()
     return events.Images("validation/attention") if events.Tags()["images"] else []
 
 
 def test_one_map_per_validation_and_the_same_weights_as_without(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard")
     pytest.importorskip("sacrebleu")
     lines, draw_example = [], ta.draw_example
 
@@ -415,7 +413,6 @@ def test_one_map_per_validation_and_the_same_weights_as_without(tmp_path, monkey
 
 
 def test_no_map_where_no_bleu_is_measured(tmp_path):
-    pytest.importorskip("tensorboard")
     train(tmp_path, "--epochs", "1", "--bleu-every", "0")
     assert not maps(tmp_path)
 
