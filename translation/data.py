@@ -114,8 +114,9 @@ class Tokenizer:
 
     def __init__(self, model: bytes, name: Path | str = "model"):
         self.model = model
-        try:
-            self._processor = _sentencepiece().SentencePieceProcessor(model_proto=model)
+        self._processor = _sentencepiece().SentencePieceProcessor()
+        try:  # not by the constructor: in sentencepiece 0.2.0, one given b"" crashes at the first call
+            self._processor.LoadFromSerializedProto(model)
         except RuntimeError:
             raise ValueError(f"{name}: not a SentencePiece model") from None
         p = self._processor
