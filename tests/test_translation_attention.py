@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import matplotlib.image
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from processes import ROOT, STRICT, run_python
 
 pytest.importorskip("sentencepiece")
 
@@ -27,7 +27,6 @@ from translation.data import Tokenizer
 from translation.decode import Hypothesis, beam_search
 from translation.prepare import load_split
 
-ROOT = Path(ta.__file__).resolve().parents[1]
 ODD = "Für $$ und $x^2 läuft 日本 Öl ß_{"  # pieces of its own; in pairs of $ matplotlib would see formulas
 SENTENCE = "Zwei Kinder bauen $$ für 日本"
 KINDS = ("cross", "encoder", "decoder")
@@ -289,11 +288,8 @@ def test_nothing_said(folder, capsys, say_instead, drawn):
 
 
 def test_script_from_another_folder_on_a_plain_terminal(folder):
-    env = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "DISPLAY")}
-    env |= {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-W", "error::DeprecationWarning", "-m", "translation.attention"]
-    command += ["Für 🦄", "--checkpoint", "../tiny.pt"]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    command = [*STRICT, "-m", "translation.attention", "Für 🦄", "--checkpoint", "../tiny.pt"]
+    done = run_python(*command, folder=folder, PYTHONPATH=str(ROOT), PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert "F\\xfcr" in done.stdout and done.stdout.endswith("wrote cross_attn.png\n")
     assert [path.name for path in folder.iterdir()] == ["cross_attn.png"]

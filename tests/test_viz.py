@@ -1,9 +1,7 @@
 """viz.py: the right weights, at the right place in the picture; and every mistake answered in one line."""
 
 import importlib
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from processes import ROOT, STRICT, run_python
 
 import viz
 from model import Transformer, attention_weights
@@ -424,9 +423,6 @@ def test_picture_that_cannot_be_written(folder, capsys, monkeypatch):
 
 
 def test_script_from_another_folder_without_a_display(folder):
-    env = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "DISPLAY")}
-    script = Path(viz.__file__).resolve()
-    command = [sys.executable, "-W", "error::DeprecationWarning", script, "--checkpoint", "../tiny.pt"]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    done = run_python(*STRICT, ROOT / "viz.py", "--checkpoint", "../tiny.pt", folder=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("wrote cross_attn.png\n") and (folder / "cross_attn.png").exists()
