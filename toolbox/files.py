@@ -75,9 +75,13 @@ def check_output(option: str, path: Path, kind: str) -> None:
             raise FileError(f"{option} {path}: must be a file in a folder that exists")
         with contextlib.suppress(FileNotFoundError):  # `replacing` writes under a longer name first
             unfinished(real).lstat()
-        if not path.exists() or written_through(path):
+        try:
+            mode = path.stat().st_mode  # exists() says False to any error from Python 3.14 on
+        except FileNotFoundError:
             return
-        if not path.stat().st_mode & 0o222:  # its owner asked for it to be kept, root or not
+        if written_through(path):
+            return
+        if not mode & 0o222:  # its owner asked for it to be kept, root or not
             raise FileError(f"{option} {path}: is read-only; name another file")
         with open(path, "rb") as file:
             head = file.read(4096)
