@@ -160,6 +160,14 @@ def test_a_cached_decoder_refuses_positions_beyond_its_table():
         model.decode(random_ids(1, 1), memory, src_mask, cache)
 
 
+def test_a_cache_of_another_number_of_layers_is_refused():
+    model = small_model()
+    memory, mask = model.encode(random_ids(2, 5))
+    for count in (1, 3):
+        with pytest.raises(ValueError):
+            model.decode(random_ids(2, 1), memory, mask, KVCache(count))
+
+
 @pytest.mark.parametrize("attention", ["manual", "sdpa"])
 def test_greedy_decoding_with_and_without_cache_token_for_token(attention):
     torch.manual_seed(3)

@@ -67,9 +67,10 @@ def test_embedding_is_token_times_root_d_plus_position():
 
 
 def test_position_encoding_by_hand():
-    table = sinusoidal_position_encoding(3, 4)
-    expected = [[math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)] for p in range(3)]
-    assert same(table, torch.tensor(expected))
+    table = sinusoidal_position_encoding(1000, 4)
+    expected = [[math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)] for p in range(1000)]
+    assert torch.allclose(table, torch.tensor(expected), atol=1e-4)  # far out, 10000 must be exact
+    assert table.dtype == torch.float32 and same(table[:3], torch.tensor(expected[:3]))
     assert sinusoidal_position_encoding(5, 7).shape == (5, 7)
 
 

@@ -1,6 +1,7 @@
 """The options beyond the chapter: post-norm, ReLU, one matrix for both embeddings and the output."""
 
 import copy
+import inspect
 import math
 
 import pytest
@@ -8,7 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model import PAD_ID, Transformer
+from model import (
+    PAD_ID,
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    FeedForward,
+    MultiHeadAttention,
+    TokenAndPosition,
+    Transformer,
+)
 from test_model import check_causality, check_source_padding, random_ids, same, small_model, with_padding
 from train import loss_sum
 
@@ -20,6 +31,17 @@ def test_the_chapters_model_is_the_default():
         "gelu",
         False,
     )
+
+
+def test_the_chapters_defaults():
+    chapter = dict(d_model=128, num_heads=4, dff=512, num_layers=2, max_len=64, dropout=0.1)
+    for part in (
+        TokenAndPosition, MultiHeadAttention, FeedForward, EncoderLayer, Encoder, DecoderLayer, Decoder,
+        Transformer,
+    ):  # fmt: skip
+        parameters = inspect.signature(part).parameters.values()
+        given = {p.name: p.default for p in parameters if p.default is not p.empty}
+        assert given == (chapter if part is Transformer else {"dropout": 0.1}), part
 
 
 @pytest.mark.parametrize(

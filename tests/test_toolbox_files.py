@@ -1,17 +1,30 @@
 """toolbox/files.py: what may be written, how it is written, and who holds it."""
 
 import argparse
+import errno
 import os
 import signal
 import stat
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 from processes import ROOT
 
-from toolbox.files import FileError, check_output, check_outputs, file_name, held, replacing, same_file
+from toolbox import files
+from toolbox.files import (
+    FileError,
+    check_output,
+    check_outputs,
+    file_name,
+    held,
+    is_source,
+    lock,
+    replacing,
+    same_file,
+)
 
 CHECKPOINT = b"PK\x03\x04 and so on"
 
@@ -85,6 +98,9 @@ def test_no_source_is_written(name, tmp_path):
     os.symlink(ROOT / name, tmp_path / "a.txt")
     with pytest.raises(FileError, match="is a file of this project"):
         check_output("--out", tmp_path / "a.txt", "text file")
+    # Only our own code and text is source: no picture among it, and nothing of the same name elsewhere.
+    assert is_source(ROOT / name) and not is_source(ROOT / "cross_attn.png")
+    assert not is_source(tmp_path / ROOT.joinpath(name).name)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +129,17 @@ def test_what_cannot_become_a_file(folder, name):
     os.symlink("loop", "loop")
     with pytest.raises(FileError, match="^--out ") as caught:
         check_output("--out", file_name(name), "text file")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "None" not in str(caught.value)
 
 
-def test_a_read_only_file_is_kept(folder):
-    os.chmod("in.txt", 0o444)
+@pytest.mark.parametrize("mode", [0o444, 0o555])
+def test_a_read_only_file_is_kept(folder, mode):
+    os.chmod("in.txt", mode)
     with pytest.raises(FileError, match="is read-only"):
         check_output("--out", file_name("link.txt"), "text file")
-    with pytest.raises(OSError, match="read-only"):
+    with pytest.raises(PermissionError, match="read-only") as error:
         write("link.txt")
+    assert (error.value.errno, error.value.filename) == (errno.EACCES, "link.txt")
     assert (folder / "in.txt").read_bytes() == b"precious"
 
 
@@ -241,3 +259,38 @@ def test_within_one_process_too(folder):
         pass
     with held("--out", file_name("/dev/null")), held("--out", file_name("/dev/null")):
         pass  # nobody owns a device
+
+
+def test_the_mark_lies_in_a_folder_and_beside_a_file(folder):
+    for name, mark in (("sub", "sub/lock"), ("in.txt", "in.txt.lock"), ("new.pt", "new.pt.lock")):
+        with held("--out", file_name(name)):
+            assert os.path.exists(mark)
+            os.unlink(mark)  # by someone who tidies up: no harm is done at the end
+
+
+def test_a_mark_that_cannot_be_made_is_one_line(folder):
+    with pytest.raises(FileError) as error, held("--out", file_name("missing/a.pt")):
+        pass
+    assert str(error.value) == "--out missing/a.pt: cannot be written (No such file or directory)"
+
+
+def test_a_mark_replaced_between_opening_and_locking_holds_nothing(folder, monkeypatch):
+    def replaced(file):
+        lock(file)
+        os.rename("a.lock", "old")
+        open("a.lock", "wb").close()
+
+    monkeypatch.setattr(files, "lock", replaced)
+    with pytest.raises(FileError, match="another process"), held("--out", file_name("a")):
+        pass
+
+
+def test_the_lock_of_windows(folder, monkeypatch):
+    calls = []
+    windows = types.SimpleNamespace(LK_NBLCK="no waiting", locking=lambda *given: calls.append(given))
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "msvcrt", windows)
+    with open("in.txt", "r+b") as file:
+        file.read(3)
+        lock(file)
+        assert calls == [(file.fileno(), "no waiting", 1)] and file.tell() == 0
