@@ -5,7 +5,11 @@
 
 import os
 
+import pytest
 import torch
+
+pytest.importorskip("hypothesis")
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor

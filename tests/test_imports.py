@@ -32,8 +32,11 @@ MAY_IMPORT = {
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Name -> file, relative to root. The files of tests/ import one another by their bare names."""
-    files = [path.relative_to(root) for pattern in ("*.py", "*/*.py") for path in root.glob(pattern)]
+    """Name -> file, relative to root. The files of tests/ import one another by their bare names.
+
+    .ci/ is for its developers, with tools of their own.
+    """
+    files = [path.relative_to(root) for pattern in ("*.py", "[!.]*/*.py") for path in root.glob(pattern)]
     named = {".".join(file.with_suffix("").parts): file for file in files}
     return {name.removeprefix("tests."): file for name, file in named.items()}
 
