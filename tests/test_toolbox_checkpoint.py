@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 from toolbox import checkpoint as tc
-from toolbox.checkpoint import CheckpointError, load_plain, read_checkpoint, rebuild, restore, training_state
+from toolbox.checkpoint import (
+    CheckpointError,
+    load_plain,
+    read_checkpoint,
+    rebuild,
+    restore,
+    training_state,
+    write_checkpoint,
+)
 
 
 class Harmful:
@@ -34,6 +42,89 @@ def test_a_gpus_checkpoint_loads_without_one(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
         assert load_plain(path)["w"].tolist() == [0, 1, 2]
+
+
+def refusal(path, keys=("model", "run"), **bare):
+    with pytest.raises(CheckpointError) as error:
+        read_checkpoint(path, keys, "train.py", **bare)
+    return str(error.value)
+
+
+def test_a_checkpoint_that_cannot_be_used_is_one_line(tmp_path, monkeypatch):
+    path = tmp_path / "a.pt"
+    assert refusal(path) == f"{path}: no such checkpoint; run train.py first"
+    assert refusal(tmp_path) == f"{tmp_path}: no such checkpoint; run train.py first"
+    path.write_bytes(b"no archive")
+    assert refusal(path) == f"{path}: not a checkpoint of train.py"
+    write_checkpoint(path, {"model": {}, "other": 1})
+    assert refusal(path) == f"{path}: not a checkpoint of train.py (no run)"
+    assert refusal(path, ("a", "b", "other")) == f"{path}: not a checkpoint of train.py (no a, b)"
+    write_checkpoint(path, {"model": 1, "run": 2})
+    assert read_checkpoint(path, ("model", "run"), "train.py") == {"model": 1, "run": 2}
+
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(tc, "load_plain", forbidden)
+    assert refusal(path) == f"{path}: cannot be read (Permission denied)"
+
+
+def test_a_bare_state_dict_is_taken_where_settings_are_given(tmp_path):
+    path, settings = tmp_path / "a.pt", {"width": 3}
+    weights = {"w": torch.arange(3.0)}
+    write_checkpoint(path, weights)
+    assert refusal(path, ("settings",)) == f"{path}: not a checkpoint of train.py (no settings)"
+    found = read_checkpoint(path, ("settings", "model", "history"), "train.py", settings)
+    assert found["settings"] == settings and found["history"] == [] and found["model"].keys() == {"w"}
+    for other in ({}, {"w": torch.zeros(1), "n": 1}):
+        write_checkpoint(path, other)
+        assert "no settings" in refusal(path, ("settings",), bare=settings)
+
+
+def test_a_damaged_archive_is_refused(tmp_path):
+    path = tmp_path / "a.pt"
+    write_checkpoint(path, {"model": torch.full((50,), 7.0), "run": 1})
+    whole = path.read_bytes()
+    for damaged in (whole[:-30], whole.replace(torch.full((2,), 7.0).numpy().tobytes(), b"\0" * 8, 1)):
+        path.write_bytes(damaged)
+        assert refusal(path) == f"{path}: not a checkpoint of train.py"
+
+
+def test_what_cannot_be_written_is_one_line_and_the_old_file_stays(tmp_path, monkeypatch):
+    path = tmp_path / "a.pt"
+    write_checkpoint(path, {"n": 1})
+    with pytest.raises(CheckpointError) as error:
+        write_checkpoint(tmp_path / "missing" / "a.pt", {})
+    assert (
+        str(error.value) == f"{tmp_path / 'missing' / 'a.pt'}: cannot be written (No such file or directory)"
+    )
+
+    def full(content, file):
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos") from None  # as torch.save does when its stream fails
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(CheckpointError) as error:
+        write_checkpoint(path, {"n": 2})
+    assert str(error.value) == f"{path}: cannot be written (No space left on device)"
+    assert read_checkpoint(path, ["n"], "train.py") == {"n": 1} and len(list(tmp_path.iterdir())) == 1
+
+    def other(content, file):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(torch, "save", other)
+    with pytest.raises(CheckpointError, match="something else"):
+        write_checkpoint(path, {"n": 2})
+
+
+def test_a_rebuilt_model_is_in_eval_mode():
+    weights = nn.Linear(2, 1).state_dict()
+    model = rebuild(nn.Linear, {"settings": dict(in_features=2, out_features=1), "model": weights}, "a.pt")
+    assert not model.training and torch.equal(model.weight, weights["weight"])
+    with pytest.raises(CheckpointError, match="a.pt: does not fit this model.py"):
+        rebuild(nn.Linear, {"settings": dict(depth=2), "model": weights}, "a.pt")
 
 
 def trained(width=2):
