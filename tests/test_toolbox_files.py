@@ -22,8 +22,11 @@ from toolbox.files import (
     held,
     is_source,
     lock,
+    reason,
     replacing,
     same_file,
+    write_text,
+    written_through,
 )
 
 CHECKPOINT = b"PK\x03\x04 and so on"
@@ -129,7 +132,36 @@ def test_what_cannot_become_a_file(folder, name):
     os.symlink("loop", "loop")
     with pytest.raises(FileError, match="^--out ") as caught:
         check_output("--out", file_name(name), "text file")
-    assert "\n" not in str(caught.value) and "None" not in str(caught.value)
+    why = (
+        "cannot be written (File name too long)"
+        if "nnn" in name
+        else "must be a file in a folder that exists"
+    )
+    assert str(caught.value) == f"--out {name}: {why}"
+
+
+def test_of_several_outputs_the_one_that_cannot_be_is_named(folder):
+    good, bad = ("--out", folder / "a", "text file"), ("--log", folder / "missing" / "a", "text file")
+    with pytest.raises(FileError, match="^--log "):
+        check_outputs([good, bad])
+
+
+def test_a_page_and_a_picture_may_be_made_again(tmp_path):
+    check_output("--html", ROOT / "docs" / "index.html", "page")
+    with pytest.raises(FileError, match="is a file of this project"):
+        check_output("--html", ROOT / "page" / "template.html", "page")
+    (tmp_path / "a.png").write_bytes(b"any content")
+    check_output("--out", tmp_path / "a.png", "picture")
+
+
+def test_a_device_need_not_exist_to_be_one(tmp_path):
+    assert written_through(file_name("/dev/no-such-device")) and written_through(file_name("/proc/1/none"))
+    assert not written_through(tmp_path / "dev") and not written_through(tmp_path)
+
+
+def test_reasons_are_short_and_one_line():
+    assert reason(OSError(28, "No space left on device", "a.txt")) == "No space left on device"
+    assert reason(ValueError("of two\n  lines")) == "of two lines" and reason(OSError("plain")) == "plain"
 
 
 @pytest.mark.parametrize("mode", [0o444, 0o555])
@@ -158,6 +190,11 @@ def test_a_link_stays_a_link_and_its_file_gets_the_content(folder):
         write(name, b"content")
         assert os.path.islink(name) and not os.path.islink(target)
         assert (folder / target).read_bytes() == b"content"
+
+
+def test_text_is_written_in_utf8(folder):
+    write_text("in.txt", "Ein Hund läuft.\n")
+    assert (folder / "in.txt").read_bytes() == "Ein Hund läuft.\n".encode()
 
 
 def test_permissions_stay_what_they_were(folder):
