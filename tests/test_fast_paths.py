@@ -160,6 +160,13 @@ def test_a_cached_decoder_refuses_positions_beyond_its_table():
         model.decode(random_ids(1, 1), memory, src_mask, cache)
 
 
+def test_the_masks_of_a_cache_are_made_where_its_tokens_are():
+    cache = KVCache(2)
+    for length in (3, 2):
+        mask = cache.append(torch.zeros(2, length, dtype=torch.long, device="meta"))
+    assert mask.device.type == "meta" and mask.shape == (2, 1, 2, 5)
+
+
 def test_a_cache_of_another_number_of_layers_is_refused():
     model = small_model()
     memory, mask = model.encode(random_ids(2, 5))

@@ -26,6 +26,11 @@ def test_dots_an_inch_and_the_most_that_a_picture_has(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_the_ending_decides_what_is_written(tmp_path):
+    save_figure(new_figure(1, 1), tmp_path / "a.SVG")
+    assert (tmp_path / "a.SVG").read_bytes().startswith(b"<?xml")
+
+
 def test_an_ending_that_is_no_picture_is_refused(tmp_path):
     for name in ("a.png", "a.SVG", "a.b.pdf"):
         check_picture("--out", tmp_path / name)
