@@ -6,6 +6,7 @@ import signal
 import sys
 
 import pytest
+import torch
 
 from toolbox.command_line import (
     MOST,
@@ -136,18 +137,23 @@ def test_streams_that_are_closed_are_opened(monkeypatch):
         stream.close()
 
 
-def run(main, monkeypatch, capsys):
+@pytest.fixture
+def process_as_before():
+    """run_script sets up its process: here, that of all tests."""
+    handler, precision = signal.getsignal(signal.SIGTERM), torch.get_float32_matmul_precision()
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    torch.set_float32_matmul_precision(precision)
+
+
+def run(main, capsys):
     """run_script(main) -> the status it exits with, and what stood on stderr."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as end:
-            run_script(main)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(SystemExit) as end:
+        run_script(main)
     return end.value.code, capsys.readouterr().err
 
 
-def test_how_a_program_ends(monkeypatch, capsys):
+def test_how_a_program_ends(process_as_before, capsys):
     def terminated():
         os.kill(os.getpid(), signal.SIGTERM)
         return 5
@@ -155,12 +161,12 @@ def test_how_a_program_ends(monkeypatch, capsys):
     def interrupted():
         raise KeyboardInterrupt
 
-    assert run(lambda: None, monkeypatch, capsys) == (None, "")
-    assert run(lambda: 2, monkeypatch, capsys) == (2, "")
-    assert run(interrupted, monkeypatch, capsys) == (130, "\ninterrupted\n")
-    assert run(terminated, monkeypatch, capsys) == (130, "\ninterrupted\n")
+    assert run(lambda: None, capsys) == (None, "")
+    assert run(lambda: 2, capsys) == (2, "")
+    assert run(interrupted, capsys) == (130, "\ninterrupted\n")
+    assert run(terminated, capsys) == (130, "\ninterrupted\n")
 
 
-def test_a_file_that_cannot_be_opened_is_a_fault_of_the_program(monkeypatch):
+def test_a_file_that_cannot_be_opened_is_a_fault_of_the_program(process_as_before):
     with pytest.raises(FileNotFoundError):
         run_script(lambda: open("/no/such/file", encoding="utf-8"))

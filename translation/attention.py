@@ -216,13 +216,17 @@ def say_map(weights: Tensor, rows: list[str], columns: list[str], says: list[str
         say("  " + "  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
+def cannot_write(name: str, error: OSError) -> int:
+    """Say so in one line -> exit status."""
+    print(f"translation.attention: error: {name}: cannot be written ({reason(error)})", file=sys.stderr)
+    return 2
+
+
 def write_page(args: argparse.Namespace, model: Transformer, tokenizer: Tokenizer) -> int:
     try:
         write_text(args.html, build_page(model, tokenizer, args.sentence, args.beam))
     except OSError as error:
-        text = f"--html {args.html}: cannot be written ({reason(error)})"
-        print(f"translation.attention: error: {text}", file=sys.stderr)
-        return 2
+        return cannot_write(f"--html {args.html}", error)
     say(f"wrote {args.html}: open it in a browser")
     return 0
 
@@ -247,9 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         draw(chosen, rows, columns, what, (args.sentence, translation), args.out, args.kind)
     except OSError as error:
-        text = f"{args.out}: cannot be written ({reason(error)})"
-        print(f"translation.attention: error: {text}", file=sys.stderr)
-        return 2
+        return cannot_write(str(args.out), error)
     say(f"wrote {args.out}")
     return 0
 
