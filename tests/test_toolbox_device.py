@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import train
 from toolbox.device import choose_device, choose_precision
 
 
@@ -13,9 +14,58 @@ def test_cuda_where_there_is_none(monkeypatch):
         choose_device("cuda")
 
 
-def test_cuda_where_there_is_one(monkeypatch):
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine with a GPU, whose kernels run on the CPU; or they fail with gpu["error"]."""
+    ones, faults = torch.ones, {}
+
+    def on_the_gpu(*size, device=None):
+        if "error" in faults and device == "cuda":
+            raise faults["error"]
+        return ones(*size)
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", on_the_gpu)
+    return faults
+
+
+def test_cuda_where_there_is_one(gpu, capsys):
     assert [choose_device(name).type for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+    assert capsys.readouterr().err == ""
+
+
+OLD = "CUDA error: no kernel image is available for execution on the device\nCompile with ...\nAnd so on."
+
+
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (RuntimeError(OLD), "no kernel image is available"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB"), "out of memory"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_a_gpu_that_fails_at_its_first_kernel(gpu, error, words, capsys):
+    gpu["error"] = error
+    assert choose_device("auto") == torch.device("cpu") == choose_device("cpu")
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1  # by auto, once
+    assert words in said.err and said.err.rstrip().endswith("computing on the CPU")
+    with pytest.raises(ValueError, match=f"--device cuda: the GPU cannot be used .*{words}") as refused:
+        choose_device("cuda")
+    assert "\n" not in str(refused.value)
+
+
+def test_auto_goes_on_where_the_gpu_fails(gpu, tmp_path, capsys):
+    """The whole of train.py, as with a GTX 10xx: no traceback, and a model of the CPU."""
+    gpu["error"] = RuntimeError(OLD)
+    options = ["--epochs", "1", "--samples", "64", "--batch-size", "32", "--out", str(tmp_path / "a.pt")]
+    args, _ = train.parse_args(options)
+    assert args.device.type == "cpu" and args.precision == "fp32"
+    with pytest.raises(SystemExit) as ended:
+        train.main([*options, "--device", "cuda"])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and "no kernel image" in error and error.startswith("train.py: error: ")
 
 
 @pytest.mark.parametrize("units", [True, False])

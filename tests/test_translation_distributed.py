@@ -13,6 +13,7 @@ pytest.importorskip("sacrebleu")
 from processes import ROOT
 from translation_runs import TINY, no_tensorboard, read  # noqa: F401  (the fixture acts on its own)
 
+import toolbox.device
 import translation.train as tt
 from translation.data import TransformerBatchSampler
 from translation.distributed import own_device
@@ -50,18 +51,34 @@ class Joined(TransformerBatchSampler):
 
 def test_too_few_gpus_are_noticed_in_every_process(monkeypatch):
     """Rank 0, which speaks for all, must not go on to wait for those that have no GPU."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(toolbox.device, "cuda_trouble", lambda: "" if chosen[-1:] == [1] else "the wrong GPU")
     for name, value in dict(RANK=0, WORLD_SIZE=4, MASTER_ADDR="x", MASTER_PORT=1, LOCAL_WORLD_SIZE=4).items():
         monkeypatch.setenv(name, str(value))
     for local in range(4):
         monkeypatch.setenv("LOCAL_RANK", str(local))
-        assert own_device(torch.device("cpu")) == torch.device("cpu")
+        assert own_device("cpu") == torch.device("cpu")
         with pytest.raises(ValueError, match="--nproc-per-node: every process needs a GPU.* has 2"):
-            own_device(torch.device("cuda"))
+            own_device("auto")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert own_device(torch.device("cuda")) == torch.device("cuda", 1)
+    assert own_device("cuda") == own_device("auto") == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_a_process_whose_gpu_fails_does_not_go_to_the_cpu_alone(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(toolbox.device, "cuda_trouble", lambda: "no kernel image")
+    torchrun_variables = dict(RANK=1, LOCAL_RANK=1, WORLD_SIZE=2, MASTER_ADDR="x", MASTER_PORT=1)
+    for variable, value in torchrun_variables.items():
+        monkeypatch.setenv(variable, str(value))
+    with pytest.raises(ValueError, match="no kernel image"):
+        own_device(name)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,11 @@
 """Where to compute, and in which precision."""
 
 import argparse
+import warnings
 
 import torch
+
+from toolbox.command_line import note
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
@@ -21,10 +24,35 @@ def add_precision_option(parser: argparse.ArgumentParser) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """--device -> torch.device. ValueError when cuda is asked for and absent."""
-    if name == "cuda" and not torch.cuda.is_available():
+    """--device -> torch.device. auto takes a GPU that works; where one does not, it says so.
+
+    ValueError when cuda is asked for and there is none, or none that can be used.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise ValueError("--device cuda: this machine has no usable CUDA device; use cpu or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    if trouble := cuda_trouble():
+        if name == "cuda":
+            raise ValueError(f"--device cuda: the GPU cannot be used ({trouble}); use cpu or auto")
+        note(f"the GPU cannot be used ({trouble}): computing on the CPU")
+        return torch.device("cpu")
+    return torch.device("cuda")
+
+
+def cuda_trouble() -> str:
+    """Why a small computation fails on the GPU, in a few words; "" when it does not.
+
+    PyTorch finds a GPU that is too old for the kernels it was built with, and fails at the first of them.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # many lines about such a GPU; ours is one
+            ones = torch.ones(2, 2, device="cuda")
+            (ones @ ones).sum().item()
+    except Exception as error:  # a missing kernel, no memory left, a driver that does not answer
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return ""
 
 
 def choose_precision(name: str, device: torch.device) -> tuple[str, str]:

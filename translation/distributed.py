@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from toolbox.device import choose_device
+
 
 def rank() -> int:
     """This process's number: 0 writes the files and prints."""
@@ -37,10 +39,13 @@ def started() -> int:
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in names) else 1
 
 
-def own_device(device: torch.device) -> torch.device:
-    """ "cuda" -> this process's GPU, of those of its machine. ValueError where it has no GPU of its own."""
-    if device.type != "cuda" or started() == 1:
-        return device
+def own_device(name: str) -> torch.device:
+    """--device -> the device of this process: under torchrun one of its machine's GPUs, no other process's.
+
+    ValueError as in `choose_device`, and where this process has no GPU of its own.
+    """
+    if started() == 1 or name == "cpu" or not torch.cuda.is_available():
+        return choose_device(name)
     local = int(os.environ["LOCAL_RANK"])
     here = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # processes on this machine
     if here > torch.cuda.device_count():  # then none of them may go on to wait for the others
@@ -48,7 +53,8 @@ def own_device(device: torch.device) -> torch.device:
             f"torchrun --nproc-per-node: every process needs a GPU, and this machine has "
             f"{torch.cuda.device_count()}"
         )
-    torch.cuda.set_device(local)
+    torch.cuda.set_device(local)  # first: what `choose_device` tries, it tries on the current GPU
+    choose_device("cuda")  # "auto" too: one process alone must not go to the CPU
     return torch.device("cuda", local)
 
 

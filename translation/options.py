@@ -5,7 +5,7 @@ from pathlib import Path
 
 from model import ACTIVATION, ATTENTION
 from toolbox.command_line import ArgumentParser, check_unchanged, integer, number
-from toolbox.device import add_device_option, add_precision_option, choose_device, choose_precision
+from toolbox.device import add_device_option, add_precision_option, choose_precision
 from toolbox.files import file_name
 from translation.checkpoint import read_run
 from translation.data import MAX_LENGTH, VOCAB_SIZE, is_cache
@@ -125,7 +125,7 @@ def parse_args(parser: ArgumentParser, argv: list[str] | None) -> tuple[argparse
     if args.src == args.tgt:
         raise ValueError(f"--src and --tgt are both {args.src}: must differ")
     args.run = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in NOT_KEPT}
-    args.device = own_device(choose_device(args.device))
+    args.device = own_device(args.device)
     args.precision, args.why = choose_precision(args.precision, args.device)
     return args, checkpoint
 
