@@ -11,6 +11,10 @@ causal mask inside the call, as a decoder does; the others are told `is_causal=T
 runs without gradients; "forward + backward" ends with the gradients of x and of all weights. Tiles are timed
 forward only: autograd would keep every tile, and so the whole matrix.
 
+On a GPU the time is that of its kernels: it gets a head start, so that launching them from Python does not
+count, and x comes from memory, not from the L2 cache. Tiles pay off on the CPU: on a GPU each is some ten
+launches of small kernels, likely slower in all than by hand. There a fused kernel is one launch.
+
 Run `python mha_vs_sdpa.py`; add `--lengths 256,512,1024,2048` for the growth with L and a picture.
 """
 
@@ -232,7 +236,7 @@ def measure(mha: MultiHeadAttention, x: Tensor, repeats: int, warmup: int, preci
             for name in CONTENDERS
             if what == "forward" or name not in FORWARD_ONLY
         }
-        times = take_turns(calls, clear, repeats, warmup, x.device, f"L={x.size(1)}, {what}")
+        times = take_turns(calls, clear, repeats, warmup, x.device, f"L={x.size(1)}, {what}", True)
         group = []
         for name, call in calls.items():
             row = {"length": x.size(1), "pass": what, "contender": name, "out_of_memory": name not in times}
@@ -249,6 +253,16 @@ def measure(mha: MultiHeadAttention, x: Tensor, repeats: int, warmup: int, preci
         clear()
         rows += group
     return rows
+
+
+def autocast_memory(batch: int, heads: int, length: int) -> str:
+    """Why bf16 does not halve what attention by hand needs on a GPU, in a line."""
+    scores = batch * heads * length**2
+    parts = [f"{size * scores / 1e6:,.0f} MB" for size in (2, 4, 4, 10)]
+    return (
+        f"autocast computes softmax in fp32: at L={length} by hand holds the scores in bf16 ({parts[0]}), a "
+        f"copy in fp32 ({parts[1]}) and the weights in fp32 ({parts[2]}) at once, {parts[3]} in all"
+    )
 
 
 # ------------------------------------------------------------------------------------------ table and picture
@@ -341,7 +355,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--d-model", type=integer(2, 2**16), default=512, help="width of a token's vector")
     add("--heads", type=integer(1, 2**16), default=8, help="attention heads, h; must divide --d-model")
     add("--repeats", type=integer(2), default=10, help="timed calls of each contender")
-    add("--warmup", type=integer(1), default=5, help="calls before them that do not count")
+    add("--warmup", type=integer(1), default=5, help="calls before them that do not count, more on a GPU")
     add_device_option(parser)
     add_precision_option(parser)
     add("--out", type=file_name, default=PICTURE, help="picture of --lengths")
@@ -380,8 +394,10 @@ def run(args: argparse.Namespace) -> dict:
         tell(f"equal    {name}: " + ", ".join(f"{what} {off:.0e}" for what, off in equal) + " off, fp32")
         tell(f"unequal  {name} with the mask in the wrong sense: output {wrong:.1e} off")
     tell(f"timed    {args.repeats} calls each, taking turns, after {args.warmup} to warm up")
-    rows = []
-    for length in args.lengths or [args.length]:
+    rows, lengths = [], args.lengths or [args.length]
+    if args.device.type == "cuda" and args.precision == "bf16":  # on the CPU autocast leaves softmax in bf16
+        tell(f"memory   {autocast_memory(args.batch, args.heads, lengths[-1])}")
+    for length in lengths:
         x = torch.randn(args.batch, length, args.d_model, device=args.device, requires_grad=True)
         rows += measure(mha, x, args.repeats, args.warmup, args.precision)
     names = ("batch", "d_model", "heads", "repeats", "warmup", "precision")

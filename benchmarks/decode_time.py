@@ -21,6 +21,8 @@ from toolbox.command_line import ArgumentParser, integer, run_script, say
 from toolbox.measure import compare, start_benchmark, without_tf32
 from train import D_MODEL, EOS_ID, SEQ_LEN, VOCAB, greedy_decode, make_dataset
 
+PRECISION = "fp32"  # of all decoding, here as in train.py: there is no autocast around it
+
 
 def endless_model(max_len: int, attention: str, device: torch.device) -> Transformer:
     """The chapter's sizes with a longer position table, random weights, and no way to end."""
@@ -61,7 +63,7 @@ def measure(
             options = dict(num_beams=1, do_sample=False, min_new_tokens=length, max_new_tokens=length)
             options |= dict(attention_mask=(ids != PAD_ID).long(), use_cache=True)
             calls["transformers Bart, cache, SDPA"] = partial(peer.to(device).generate, ids, **options)
-        say(f"greedy decoding, {what}:")
+        say(f"greedy decoding, {what}, {PRECISION}:")
         results[what] = compare(calls, rounds, warmup=1, device=device, label=what)
     short, long = (results[what]["cache"]["median_ms"] for what, _, _ in (cases[1], cases[-1]))
     power = math.log(long / short) / math.log(lengths[-1] / lengths[0])
@@ -72,7 +74,7 @@ def measure(
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.decode_time", description=__doc__)
     parser.add_argument("--rounds", type=integer(2), default=3, help="timed calls of each contender")
-    args, device, _ = start_benchmark(parser, argv)
+    args, device, _ = start_benchmark(parser, argv, precision=PRECISION)
     measure(device, rounds=args.rounds)
     return 0
 

@@ -13,6 +13,7 @@ import time
 
 import torch
 
+from benchmarks.step_time import RUN, training_step
 from toolbox.command_line import ArgumentParser, integer, run_script, say
 from toolbox.measure import start_benchmark
 from train import (
@@ -62,6 +63,7 @@ def measure(device: torch.device, precision: str = "fp32", seeds: int = 5) -> di
     The runs of the fast recipe are spread between the epochs of the chapter's, so that both meet the same
     machine. The chapter's stops at the first epoch that reaches the goal.
     """
+    training_step(make_model(RUN), device, 64, precision)()  # CUDA's start-up is no recipe's time
     say(f"time to {GOAL:.1%} of {TEST_SIZE:,} unseen strings, training only:")
     line = "  {name}  {exact_match:.4f} after {updates:5,} updates, {seconds:.1f} s"
     chapter, fast = Run(RECIPES["chapter"], 0, device, precision), []

@@ -63,6 +63,7 @@ class TorchTransformer(nn.Module):
             tgt_mask=make_causal_mask(ids.size(1), ids.device)[0, 0],
             tgt_key_padding_mask=ids == PAD_ID,
             memory_key_padding_mask=src_mask[:, 0, 0],
+            tgt_is_causal=True,  # or it would look at the mask to find out, and wait for the GPU
         )
         return self.out_proj(x[:, -tgt_in.size(1) :]), []
 

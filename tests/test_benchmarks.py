@@ -129,7 +129,73 @@ def test_run_writes_json_and_picture(monkeypatch, tmp_path, capsys):
     assert run.main(["--only", "memory", "decoding", "step", "recipes", *paths]) == 0
     document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert document["memory"] == [rows] and document["torch"] == torch.__version__
+    assert document["precision"] == dict(memory="fp32", decoding="fp32", step="fp32", recipes="fp32")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_section_records_the_precision_it_computes_in(monkeypatch, tmp_path, capsys):
+    """A GPU with bf16: training is measured in it, decoding is not, and says so."""
+    told = {}
+    for name in ("step", "decoding"):
+        monkeypatch.setitem(
+            run.MEASURE, name, lambda device, precision, name=name: told.update({name: precision})
+        )
+    monkeypatch.setattr(measure, "choose_precision", lambda name, device: ("bf16", "autocast"))
+    monkeypatch.setattr(run, "draw", lambda *_: None)
+    path = tmp_path / "a.json"
+    assert run.main(["--only", "step", "decoding", "--json", str(path), "--device", "cpu"]) == 0
+    assert json.loads(path.read_text(encoding="utf-8"))["precision"] == dict(step="bf16", decoding="fp32")
+    assert told["step"] == "bf16"
+
+
+def test_decoding_runs_without_autocast(no_peers, monkeypatch, capsys):
+    enabled, honest = set(), train.greedy_decode
+
+    def spy(*args):
+        enabled.add(torch.is_autocast_enabled("cpu"))
+        return honest(*args)
+
+    monkeypatch.setattr(decode_time, "greedy_decode", spy)
+    decode_time.measure(CPU, strings=2, batch=2, lengths=(2, 3), rounds=2)
+    assert enabled == {False} and capsys.readouterr().out.count(f", {decode_time.PRECISION}:") == 3
+
+
+def test_a_discarded_step_comes_before_the_recipes_and_changes_nothing(tiny_recipes, monkeypatch, capsys):
+    made, honest_step, honest_epoch = [], recipes.training_step, recipes.Run.epoch
+
+    def epoch(run):
+        score = honest_epoch(run)
+        made.append(sum(p.double().abs().sum().item() for p in run.model.parameters()))
+        return score
+
+    def weights_after(step):
+        made.clear()
+        monkeypatch.setattr(recipes, "training_step", lambda *args: made.append("step") or step(*args))
+        recipes.measure(CPU, seeds=1)
+        assert made[0] == "step" and made.count("step") == 1 and len(set(made)) >= 3
+        return list(made)
+
+    monkeypatch.setattr(recipes.Run, "epoch", epoch)
+    assert weights_after(honest_step) == weights_after(lambda *args: lambda: None)
+
+
+def test_the_twin_never_asks_whether_its_mask_is_causal(monkeypatch):
+    """That question makes Python wait for the GPU in every forward pass."""
+    import torch.nn.modules.transformer as theirs
+
+    from benchmarks.torch_twin import TorchTransformer
+
+    model = TorchTransformer(train.make_model(step_time.RUN).settings).eval()
+    src, tgt = train.make_dataset(4, 0)
+    honest, asked = theirs._detect_is_causal_mask, []
+
+    def spy(mask, is_causal=None, size=None):
+        asked.append(mask is not None and is_causal is None)
+        return honest(mask, is_causal, size)
+
+    monkeypatch.setattr(theirs, "_detect_is_causal_mask", spy)
+    model(src, tgt[:, :-1])
+    assert asked and not any(asked)
 
 
 def test_run_measures_attention(capsys):

@@ -191,7 +191,7 @@ def long_is_wrong(mha, x, mask=None):
 )  # fmt: skip
 def test_a_contender_that_is_not_equal_ends_the_run_untimed(monkeypatch, capsys, broken, what):
     timed = []
-    monkeypatch.setattr(toolbox.measure, "milliseconds", lambda call, device: timed.append(call) or 1.0)
+    monkeypatch.setattr(toolbox.measure, "milliseconds", lambda call, *_: timed.append(call) or 1.0)
     monkeypatch.setitem(mha_vs_sdpa.CONTENDERS, "SDPA", broken)
     assert main([*SMALL, "--length", "32"]) == 1
     out, err = capsys.readouterr()
@@ -296,7 +296,7 @@ def test_json_is_alone_on_stdout_and_its_ratios_are_quotients(capsys):
 
 def test_table(capsys, monkeypatch):
     clock = iter(range(1, 1000))  # 1 ms, 2 ms, ...: medians known beforehand
-    monkeypatch.setattr(toolbox.measure, "milliseconds", lambda call, device: float(next(clock)))
+    monkeypatch.setattr(toolbox.measure, "milliseconds", lambda call, *_: float(next(clock)))
     monkeypatch.setitem(mha_vs_sdpa.PASSES, "forward + backward", mha_vs_sdpa.forward)
     others = {name: kind for name, kind in mha_vs_sdpa.CONTENDERS.items() if name != "tiles"}
     monkeypatch.setattr(mha_vs_sdpa, "CONTENDERS", others)
@@ -315,6 +315,67 @@ def test_contenders_take_turns_and_the_order_swaps():
     times = toolbox.measure.take_turns(calls, lambda: None, repeats=2, warmup=1, device=CPU, label="")
     assert "".join(seen) == "ABC" + "CBA" + "ABC"
     assert {name: len(t) for name, t in times.items()} == dict(A=2, B=2, C=2)
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """What a measurement asks of CUDA, in order, on a machine without it."""
+    done = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            done.append("event")
+
+        def elapsed_time(self, end):
+            return 7.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("sync"))
+    monkeypatch.setattr(toolbox.measure, "give_head_start", lambda device: done.append("head start"))
+    return done
+
+
+def test_a_gpu_is_timed_by_events_and_may_get_a_head_start(fake_cuda):
+    gpu, call = torch.device("cuda"), lambda: fake_cuda.append("call")
+    assert toolbox.measure.milliseconds(call, gpu) == 7.0
+    assert fake_cuda == ["sync", "event", "call", "event", "sync"]
+    fake_cuda.clear()
+    toolbox.measure.milliseconds(call, gpu, head_start=True)  # not before the sync: it would be over by then
+    assert fake_cuda == ["sync", "head start", "event", "call", "event", "sync"]
+
+
+def test_attention_gets_the_head_start_and_a_training_step_does_not(mha, monkeypatch, fake_cuda):
+    seen = []
+    monkeypatch.setattr(toolbox.measure, "milliseconds", lambda *args: seen.append(args[2:]) or 1.0)
+    measure(mha, torch.randn(B, L, D, requires_grad=True), 2, 1, "fp32")
+    assert set(seen) == {(True,)}
+    seen.clear()
+    toolbox.measure.compare({"step": lambda: None}, 2, 1, CPU, "")
+    assert set(seen) == {(False,)}
+
+
+def test_the_head_start_covers_the_cache_and_is_given_back():
+    toolbox.measure.give_head_start(torch.device("meta"))
+    assert toolbox.measure.FILLS * 2**28 >= 2**32  # bytes: 1 ms at 4 TB/s
+
+
+@pytest.mark.parametrize("device, warm", [("cuda", 17), ("cpu", 3)])
+def test_a_gpu_is_warmed_up_by_time(fake_cuda, monkeypatch, device, warm):
+    """By rounds of 0.03 s each until half a second has passed; on the CPU by as many as asked for."""
+    calls = []
+    monkeypatch.setattr(toolbox.measure.time, "perf_counter", lambda: 0.03 * len(calls))
+    times = toolbox.measure.take_turns(
+        {"a": lambda: calls.append(1)}, lambda: None, 4, 3, torch.device(device), ""
+    )
+    assert len(times["a"]) == 4 and len(calls) == warm + 4
+
+
+def test_what_autocast_holds_by_hand_is_said_in_numbers():
+    line = mha_vs_sdpa.autocast_memory(8, 8, 1024)
+    assert "L=1024" in line and "(134 MB)" in line and line.count("(268 MB)") == 2 and "671 MB in all" in line
 
 
 def test_the_kernel_named_is_one_that_ran(capsys):

@@ -107,14 +107,31 @@ def sdpa_kernels(call: Callable[[], object]) -> list[str]:
 # ----------------------------------------------------------------------------------------------------- time
 
 
-def milliseconds(call: Callable[[], object], device: torch.device) -> float:
-    """Duration of one call. A GPU works behind Python's back, so events in its own queue hold the clock."""
+WARM_UP = 0.5  # seconds that a GPU is kept busy before anything counts: at rest it is slower
+FILLS = 16  # of 256 MB, more than any L2 cache: 1 ms on the fastest cards, 4 ms on an RTX 4090
+
+
+def give_head_start(device: torch.device) -> None:
+    """Keep the GPU busy for some milliseconds, and empty its L2 cache, while Python queues what follows."""
+    cover = torch.empty(2**28, dtype=torch.uint8, device=device)
+    for _ in range(FILLS):
+        cover.zero_()
+
+
+def milliseconds(call: Callable[[], object], device: torch.device, head_start: bool = False) -> float:
+    """Duration of one call. A GPU works behind Python's back, so events in its own queue hold the clock.
+
+    head_start: leave out the time that Python needs to launch the kernels, as long as it is shorter than the
+    head start. Otherwise it counts, as in any loop whose GPU waits for Python.
+    """
     if device.type != "cuda":
         start = time.perf_counter()
         call()
         return 1000 * (time.perf_counter() - start)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
+    if head_start:
+        give_head_start(device)
     start.record()
     call()
     end.record()
@@ -123,23 +140,29 @@ def milliseconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def take_turns(
-    calls: dict[str, Callable], clear: Callable, repeats: int, warmup: int, device: torch.device, label: str
-) -> dict[str, list[float]]:
-    """Milliseconds of `repeats` calls per contender, after `warmup` that do not count.
+    calls: dict[str, Callable], clear: Callable, repeats: int, warmup: int, device: torch.device, label: str,
+    head_start: bool = False,
+) -> dict[str, list[float]]:  # fmt: skip
+    """Milliseconds of `repeats` calls per contender, after `warmup` that do not count; see `milliseconds`.
 
     The contenders alternate and each round turns the order round (A B, B A, A B ...): a machine that slows
-    down slows all alike. One that runs out of memory drops out and is missing from the result.
+    down slows all alike. One that runs out of memory drops out and is missing from the result. On a GPU the
+    warm-up goes on for WARM_UP seconds.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(warmup + repeats):
+    number, began = 0, time.perf_counter()
+    while number < warmup + repeats:
         show_progress(f"{label}: round {number + 1}/{warmup + repeats}")
         for name in list(times) if number % 2 == 0 else list(times)[::-1]:
             clear()
-            elapsed = attempt(partial(milliseconds, calls[name], device))
+            elapsed = attempt(partial(milliseconds, calls[name], device, head_start))
             if elapsed is None:
                 del times[name]
             elif number >= warmup:
                 times[name].append(elapsed)
+        number += 1
+        if number == warmup and device.type == "cuda" and time.perf_counter() - began < WARM_UP:
+            warmup += 1
     show_progress("")
     return times
 
@@ -168,11 +191,12 @@ def compare(
 
 
 def start_benchmark(
-    parser: argparse.ArgumentParser, argv: list[str] | None, check: Callable = lambda args: None
-) -> tuple[argparse.Namespace, torch.device, str]:
+    parser: argparse.ArgumentParser, argv: list[str] | None, check: Callable = lambda args: None,
+    precision: str = "auto",
+) -> tuple[argparse.Namespace, torch.device, str]:  # fmt: skip
     """Parse the options and --device, say what is measured on -> options, device, precision.
 
-    `check` may refuse the options by a ValueError.
+    `check` may refuse the options by a ValueError. precision: as in `choose_precision`.
     """
     add_device_option(parser)
     args = parser.parse_args(argv)
@@ -181,6 +205,6 @@ def start_benchmark(
         device = choose_device(args.device)
     except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
-    precision, why = choose_precision("auto", device)
+    precision, why = choose_precision(precision, device)
     say(f"device {device_name(device)}; {precision} ({why}); torch {torch.__version__}")
     return args, device, precision
