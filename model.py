@@ -445,14 +445,43 @@ def fused_attention(
 ) -> tuple[Tensor, None]:
     """`scaled_dot_product_attention` by PyTorch's fused kernel, which has no weights to return.
 
-    A row with all keys masked comes out as 0. ValueError when k and v differ in length: the kernel would not
-    notice. Source: Dao et al. 2022 (FlashAttention).
+    `mask` may also be what `additive_mask` made of it. A row with all keys masked comes out as 0. ValueError
+    when k and v differ in length: the kernel would not notice. Source: Dao et al. 2022 (FlashAttention).
     """
     if k.size(-2) != v.size(-2):
         raise ValueError(f"{k.size(-2)} keys and {v.size(-2)} values: must be equally many")
     dropout = drop.p if drop is not None and drop.training else 0.0
-    keep = None if mask is None else ~mask  # SDPA's bool masks have the opposite sense: True = may be seen
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout), None
+    if mask is not None and mask.dtype == torch.bool:
+        mask = ~mask  # SDPA's bool masks have the opposite sense: True = may be seen
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """bool mask, True = masked -> what SDPA adds to the scores: -inf there and 0 elsewhere.
+
+    It would make this of a bool mask itself, in every layer anew. dtype: of the weights; under autocast its.
+    """
+    device = mask.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
+
+
+class FusedEncoder(Encoder):
+    """`Encoder` whose layers all use `fused_attention`: the mask is converted once."""
+
+    def forward(self, src: Tensor, pad_mask: Tensor) -> tuple[Tensor, list]:
+        return super().forward(src, additive_mask(pad_mask, self.embed.emb.weight.dtype))
+
+
+class FusedDecoder(Decoder):
+    """`Decoder` whose layers all use `fused_attention`: the masks are converted once."""
+
+    def forward(
+        self, tgt_in: Tensor, memory: Tensor, self_mask: Tensor, cross_mask: Tensor, cache=None
+    ) -> tuple[Tensor, list, list]:
+        masks = (additive_mask(mask, self.embed.emb.weight.dtype) for mask in (self_mask, cross_mask))
+        return super().forward(tgt_in, memory, *masks, cache)
 
 
 # --------------------------------------------------------------------------- options: variants of the model
@@ -527,6 +556,11 @@ def check_settings(
 def apply_options(model: Transformer) -> None:
     """Make the finished model what its `settings` ask for. The parameters keep their names and values."""
     settings = model.settings
+    if settings["attention"] == "sdpa":
+        model.encoder.__class__, model.decoder.__class__ = FusedEncoder, FusedDecoder
+        # SDPA prefers cuDNN's kernel on an H100. It plans anew for every shape, half a second for each, and
+        # with some masks its gradients are NaN (pytorch#196678). The switch is the whole process's.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             module.attend = ATTENTION[settings["attention"]]
@@ -564,8 +598,9 @@ def attention_weights(model: Transformer, src: Tensor, tgt_in: Tensor) -> dict[s
     try:
         for module in before:  # a fused kernel has no weights to show
             module.attend = scaled_dot_product_attention
-        memory, encoder_weights = model.encoder(src, src_mask)
-        _, self_weights, cross_weights = model.decoder(tgt_in, memory, self_mask, src_mask)
+        # Not model.encoder(...): where that is a `FusedEncoder`, it would convert the masks.
+        memory, encoder_weights = Encoder.forward(model.encoder, src, src_mask)
+        _, self_weights, cross_weights = Decoder.forward(model.decoder, tgt_in, memory, self_mask, src_mask)
     finally:
         for module, attend in before.items():
             module.attend = attend

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import model as model_module
 from model import (
     PAD_ID,
     KVCache,
@@ -49,10 +50,62 @@ def test_sdpa_gives_the_outputs_and_gradients_of_attention_by_hand():
 def test_sdpa_comparison_has_teeth(monkeypatch):
     models, (src, tgt) = both_attentions(), padded_batch()
     assert same(*(model(src, tgt) for model in models))
-    plain = F.scaled_dot_product_attention
-    uninverted = lambda q, k, v, attn_mask, **rest: plain(q, k, v, attn_mask=~attn_mask, **rest)  # noqa: E731
-    monkeypatch.setattr(F, "scaled_dot_product_attention", uninverted)
+    honest = model_module.additive_mask
+    monkeypatch.setattr(model_module, "additive_mask", lambda mask, dtype: honest(~mask, dtype))
     assert not same(*(model(src, tgt) for model in models))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_masks_are_converted_once_a_forward_pass_and_change_no_bit(norm_first, precision, monkeypatch):
+    """Against bool masks in every layer, as SDPA takes them: outputs and gradients are the same numbers."""
+    _, sdpa = both_attentions(num_layers=3, norm_first=norm_first)
+    src, tgt = padded_batch()
+    src[3], tgt[3] = PAD_ID, PAD_ID
+    converted, seen, honest = [], set(), model_module.additive_mask
+    plain = F.scaled_dot_product_attention
+
+    def counting(mask, dtype):
+        converted.append(honest(mask, dtype))
+        return converted[-1]
+
+    def spy(q, *args, attn_mask, **options):
+        seen.add((attn_mask.dtype, q.dtype))
+        return plain(q, *args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    results = []
+    for convert in (counting, lambda mask, dtype: mask):
+        monkeypatch.setattr(model_module, "additive_mask", convert)
+        seen.clear()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+            logits = sdpa(src, tgt)
+        sdpa.zero_grad(set_to_none=True)
+        loss_sum(logits, tgt).backward()
+        results.append([logits, *(p.grad for p in sdpa.parameters())])
+        assert seen == {(precision if convert is counting else torch.bool, precision)}  # nothing to cast
+    assert len(converted) == 3 and all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("attention, left_on", [("sdpa", False), ("manual", True)])
+def test_cudnn_attention_is_off_wherever_sdpa_is_chosen(attention, left_on):
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        model = small_model(attention=attention)
+        assert torch.backends.cuda.cudnn_sdp_enabled() == left_on
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        Transformer(**model.settings)  # as load_model and translation.translate build it
+        assert torch.backends.cuda.cudnn_sdp_enabled() == left_on
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_an_sdpa_model_makes_nothing_on_the_cpu():
+    model = small_model(attention="sdpa").to("meta")
+    src, tgt = (ids.to("meta") for ids in padded_batch())
+    assert model(src, tgt).is_meta
+    assert model.half()(src, tgt).dtype == torch.float16
 
 
 def test_sdpa_really_runs_and_never_through_is_causal(monkeypatch):

@@ -113,8 +113,6 @@ def train_step(
 
 def train(args: argparse.Namespace, checkpoint: dict | None) -> int:
     """The whole run -> exit status. ValueError, one line, where it cannot be done."""
-    # cuDNN's attention plans anew for each shape of batch, and here nearly every batch has its own.
-    torch.backends.cuda.enable_cudnn_sdp(False)
     with contextlib.ExitStack() as hold:
         return train_run(Run(args, checkpoint, hold))
 
