@@ -130,6 +130,28 @@ def test_no_sentences_no_hypotheses():
     assert beam_search(Toy(), sources(0)) == []
 
 
+def test_python_waits_for_the_gpu_a_few_times_a_step_however_many_rows_improve(monkeypatch):
+    """Every `tolist`, `item` and `int` of a tensor on a GPU waits until all that was queued is done."""
+    waits = []
+    for name in ("tolist", "item", "__int__"):
+        honest = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, honest=honest: waits.append(1) or honest(self))
+
+    class Quiet(Toy):
+        def decode(self, tgt_in, memory, src_mask, cache):
+            before = len(waits)
+            result = super().decode(tgt_in, memory, src_mask, cache)
+            del waits[before:]  # the toy's own
+            return result
+
+    counts = []
+    for rows in (1, 40):
+        waits.clear()
+        beam_search(Quiet(), sources(rows), beam=3)
+        counts.append(len(waits))
+    assert 0 < counts[0] <= counts[1] <= 3 * ROOM + 2  # 2: the limits, once
+
+
 # --------------------------------------------------------------------------------------- with the real model
 
 

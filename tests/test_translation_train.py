@@ -196,6 +196,37 @@ def test_training_mode_in_every_step_and_eval_elsewhere(tmp_path, monkeypatch):
     assert seen["other"] and not any(seen["other"])
 
 
+def test_the_next_batch_is_prepared_before_anything_waits_for_this_one(tmp_path, monkeypatch):
+    """Each batch once and in order; a GPU that has been asked for a result has nothing left to do."""
+    done, sizes = [], []
+    honest = {name: getattr(tt, name) for name in ("load_batch", "train_step")}
+    tick, length = tt.Run.tick, tt.TransformerBatchSampler.__iter__
+
+    def load_batch(dataset, rows, device):
+        done.append(("load", len(rows)))
+        return honest["load_batch"](dataset, rows, device)
+
+    def train_step(model, optimizer, scheduler, batch, *args):
+        done.append(("step", len(batch["src"])))
+        return honest["train_step"](model, optimizer, scheduler, batch, *args)
+
+    def batches(sampler):
+        order = list(length(sampler))
+        sizes[:] = [len(rows) for rows in order]
+        return iter(order)
+
+    monkeypatch.setattr(tt, "load_batch", load_batch)
+    monkeypatch.setattr(tt, "train_step", train_step)
+    monkeypatch.setattr(tt, "validation_loss", lambda *_: 1.0)
+    monkeypatch.setattr(tt.TransformerBatchSampler, "__iter__", batches)
+    monkeypatch.setattr(tt.Run, "tick", lambda run, mark: done.append(("wait", 0)) or tick(run, mark))
+    train(tmp_path / "run", "--epochs", 1)
+    expected = [("load", sizes[0])]
+    for size, following in zip(sizes, [*sizes[1:], None], strict=True):
+        expected += [("step", size)] + [("load", following)] * (following is not None) + [("wait", 0)]
+    assert done == [*expected, ("wait", 0)] and len(sizes) >= 3
+
+
 def test_loss_falls_on_the_sample(tmp_path, capsys):
     last = train(tmp_path / "a", "--epochs", 12, "--bleu-every", 6, "--max-tokens", 400)
     losses = [row["train_loss"] for row in last["history"]]

@@ -88,8 +88,11 @@ def beam_search(
                 ~(no_room & best_score.isinf() & ~ended.any(1))[:, None], -torch.inf
             )
             score, which = torch.maximum(finished, last_resort).max(1)
-            for row in (score > best_score).nonzero().flatten().tolist():
-                best[int(sentence[row])] = Hypothesis(ids[row, which[row], 1:].tolist(), score[row].item())
+            rows = (score > best_score).nonzero().flatten()
+            if len(rows):  # fetched together: each of these waits for the GPU
+                better = sentence[rows], ids[rows, which[rows], 1:], score[rows]
+                for number, *found in zip(*(values.tolist() for values in better), strict=True):
+                    best[number] = Hypothesis(*found)
             best_score = torch.maximum(best_score, score)
 
             # Go on with the sentences whose best finished hypothesis can still be beaten.

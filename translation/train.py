@@ -177,15 +177,17 @@ def train_epoch(run: Run, curves: Curves) -> None:
     curves.restart()
     label, hidden = f"epoch {run.epoch + 1}/{args.epochs}", rank() > 0 or not sys.stderr.isatty()
     place = dict(total=len(batches), initial=run.position)
-    todo = tqdm(batches[run.position :], desc=label, leave=False, disable=hidden, **place)
     mark = time.perf_counter()
+    loaded = (load_batch(run.sets["train"], rows, run.device) for rows in batches[run.position :])
+    batch = next(loaded, None)
+    todo = tqdm(batches[run.position :], desc=label, leave=False, disable=hidden, **place)
     with contextlib.closing(todo):
-        for rows in todo:
+        for _ in todo:
             lr = run.scheduler.get_last_lr()[0]
-            batch = load_batch(run.sets["train"], rows, run.device)
             counted, norm = train_step(
                 run.parallel, run.optimizer, run.scheduler, batch, args.precision, args.smoothing, args.clip
             )
+            batch = next(loaded, None)  # prepared while a GPU still works: what follows may wait for it
             run.totals += counted
             run.position += 1
             mark = run.tick(mark)
