@@ -86,6 +86,10 @@ def model_with(run: dict, **options) -> Transformer:
     return Transformer(**settings | options)
 
 
+def device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
 def embeddings(model: nn.Module) -> list[TokenAndPosition]:
     """The source side's, then the target side's."""
     return [module for module in model.modules() if isinstance(module, TokenAndPosition)]
@@ -95,7 +99,7 @@ def lengthen(model: nn.Module) -> None:
     """Continue the sinusoidal tables up to ROOM rows, for strings longer than in training."""
     for embed in embeddings(model):
         if embed.pe.size(0) < ROOM:
-            embed.pe = sinusoidal_position_encoding(ROOM, embed.pe.size(1))
+            embed.pe = sinusoidal_position_encoding(ROOM, embed.pe.size(1)).to(embed.pe.device)
     model.settings["max_len"] = max(model.settings["max_len"], ROOM)
 
 
@@ -132,18 +136,23 @@ def make_data(variant: Variant, run: dict) -> Data:
 def forced_tokens(model: nn.Module, src: Tensor, tgt: Tensor, tgt_in: Tensor | None = None) -> Tensor:
     """Under teacher forcing: src [n, Ls], tgt [n, L] -> ids [n, L-1], the likeliest token at each position.
 
-    The decoder reads `tgt_in` [n, L-1], by default the right prefix. PAD and BOS are never chosen.
+    The decoder reads `tgt_in` [n, L-1], by default the right prefix. PAD and BOS are never chosen. The ids
+    are on src's device, wherever the model is.
     """
     tgt_in = teacher_forcing(tgt)[0] if tgt_in is None else tgt_in
+    device, (src, tgt_in) = src.device, (ids.to(device_of(model)) for ids in (src, tgt_in))
     with evaluating(model):
         logits = torch.cat([model(*part) for part in zip(src.split(500), tgt_in.split(500), strict=True)])
-    return logits[..., BOS_ID + 1 :].argmax(-1) + BOS_ID + 1
+    return (logits[..., BOS_ID + 1 :].argmax(-1) + BOS_ID + 1).to(device)
 
 
 def free_tokens(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-    """Free-running: src [n, Ls], tgt [n, L] -> ids [n, L-1], greedy output without <bos>, PAD after <eos>."""
-    length = tgt.size(1)
-    outputs = [greedy_decode(model, part, length) for part in src.split(500)]
+    """Free-running: src [n, Ls], tgt [n, L] -> ids [n, L-1], greedy output without <bos>, PAD after <eos>.
+
+    On src's device, wherever the model is.
+    """
+    length, parts = tgt.size(1), src.to(device_of(model)).split(500)
+    outputs = [greedy_decode(model, part, length).to(src.device) for part in parts]
     return torch.cat([F.pad(ids[:, 1:], (0, length - ids.size(1)), value=PAD_ID) for ids in outputs])
 
 
@@ -158,14 +167,19 @@ def share(right: Tensor) -> float:
     return right.float().mean().item()
 
 
+def rows_right(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+    """`exact_rows` -> bool [n] on src's device, wherever the model is."""
+    return exact_rows(model, src.to(device_of(model)), tgt.to(device_of(model))).to(src.device)
+
+
 def final_scores(variant: Variant, model: nn.Module, test: tuple[Tensor, Tensor]) -> dict:
     """Exact match on the unseen strings, in all and by length, and on longer strings than in training."""
-    right, length = exact_rows(model, *test), (test[0] >= NUM_OFFSET).sum(1)
+    right, length = rows_right(model, *test), (test[0] >= NUM_OFFSET).sum(1)
     seen = {n: share(right[length == n]) for n in range(MIN_LEN, MAX_LEN + 1) if (length == n).any()}
     longer = {}
     for n in range(MAX_LEN + 1, LONGEST + 1):
         src, tgt = strings_of_length(n, PER_LENGTH)
-        longer[n] = share(exact_rows(model, src, variant.answer(src, tgt)))
+        longer[n] = share(rows_right(model, src, variant.answer(src, tgt)))
     return dict(exact_match=share(right), by_length=seen, longer=longer)
 
 
@@ -223,26 +237,30 @@ def read_seconds(folder: Path) -> dict[str, float]:
 
 
 def train_variant(
-    variant: Variant, run: dict, folder: Path, again: bool = False, say: Callable = lambda text: None
-) -> nn.Module:
+    variant: Variant, run: dict, folder: Path, again: bool = False, say: Callable = lambda text: None,
+    device: torch.device | str = "cpu",
+) -> nn.Module:  # fmt: skip
     """Train, or continue after the last whole epoch, or only load; write the result if there is none.
 
-    -> the trained model, with room for strings of LONGEST digits. `again`: from the start, and write anew.
-    The .pt file beside the result is the checkpoint. CheckpointError when it is of another run; FileError
-    when another process is training it.
+    -> the trained model on `device`, with room for strings of LONGEST digits. `again`: from the start, and
+    write anew. The .pt file beside the result is the checkpoint. CheckpointError when it is of another run;
+    FileError when another process is training it.
     """
     path = result_path(folder, variant.name, run)
     with held("--results", path.with_suffix(".pt")):
-        return train_held(variant, run, path, again, say)
+        return train_held(variant, run, path, again, say, device)
 
 
-def train_held(variant: Variant, run: dict, path: Path, again: bool, say: Callable) -> nn.Module:
+def train_held(
+    variant: Variant, run: dict, path: Path, again: bool, say: Callable, device: torch.device | str
+) -> nn.Module:
     """`train_variant`, whose result goes to `path`."""
     checkpoint = path.with_suffix(".pt")
     data, history = make_data(variant, run), []
+    src, tgt = (ids.to(device) for ids in data.train)
     make_model(run)
     state = torch.get_rng_state()  # as train.py has it when its training starts
-    model = variant.model(run)
+    model = variant.model(run).to(device)
     torch.set_rng_state(state)
     optimizer, scheduler = make_optimizer(model, run)
     if checkpoint.exists() and not again:
@@ -256,11 +274,11 @@ def train_held(variant: Variant, run: dict, path: Path, again: bool, say: Callab
         loss = token_acc = math.nan  # of a run whose loss is lost; its score is worth knowing all the same
         with contextlib.suppress(FloatingPointError):
             loss, token_acc = train_epoch(
-                model, optimizer, scheduler, *data.train, run["batch_size"], "fp32", run["smoothing"], label
+                model, optimizer, scheduler, src, tgt, run["batch_size"], "fp32", run["smoothing"], label
             )
         row = dict(epoch=epoch, loss=loss, token_acc=token_acc)
         row["val_token_acc"] = token_accuracy(forced_tokens(model, *data.val), data.val[1])
-        row["val_exact_match"] = share(exact_rows(model, *data.val))
+        row["val_exact_match"] = share(rows_right(model, *data.val))
         row |= dict(lr=scheduler.get_last_lr()[0], seconds=time.perf_counter() - start)
         history.append(row)
         train.save_checkpoint(checkpoint, model, optimizer, scheduler, history, run, variant.name)

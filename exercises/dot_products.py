@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exercises.common import RECIPE, Exercise, strings_of_length
+from exercises.common import RECIPE, Exercise, device_of, strings_of_length
 from exercises.initialisation import DEFAULT
 from exercises.pictures import WHAT, prefer
 from model import Transformer
@@ -74,7 +74,7 @@ def measure(load, run: dict) -> dict:
     for variant in EXERCISE.variants:
         models = {"start": variant.model(run), "trained": load(variant)}
         for when, model in models.items():
-            measured[f"{variant.label}, {when}"] = spreads(model, src)
+            measured[f"{variant.label}, {when}"] = spreads(model, src.to(device_of(model)))
     return measured
 
 

@@ -48,8 +48,10 @@ class RandomisedPositions(TokenAndPosition):
     def draw(self, count: Tensor) -> Tensor:
         """count [B, 1] -> rows [B, RANGE]: so many in rising order, then the last row again and again."""
         generator = None if self.training else torch.Generator().manual_seed(0)
-        order = torch.rand(len(count) if self.training else 1, RANGE, generator=generator).argsort(dim=1)
-        return order.masked_fill(torch.arange(RANGE) >= count, RANGE - 1).sort(dim=1).values
+        chance = torch.rand(len(count) if self.training else 1, RANGE, generator=generator)  # the CPU's
+        order = chance.argsort(dim=1).to(count.device)
+        beyond = torch.arange(RANGE, device=count.device) >= count
+        return order.masked_fill(beyond, RANGE - 1).sort(dim=1).values
 
 
 def randomised_positions(run: dict) -> Transformer:

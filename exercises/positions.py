@@ -35,7 +35,8 @@ def rotate(x: Tensor, start: int) -> Tensor:
     Source: Su et al. 2021 (RoFormer), section 3.2.
     """
     half = x.size(-1) // 2
-    angle = torch.arange(start, start + x.size(2))[:, None] * 10000.0 ** (-torch.arange(half) / half)
+    position, pair = (torch.arange(n, device=x.device) for n in (x.size(2), half))
+    angle = (start + position)[:, None] * 10000.0 ** (-pair / half)
     a, b = x.split(half, dim=-1)
     return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1)
 

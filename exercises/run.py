@@ -43,8 +43,9 @@ from exercises.common import (
 )
 from exercises.pictures import WHAT, draw_summary, spread
 from toolbox.command_line import ArgumentParser, integer, run_script, say
+from toolbox.device import add_device_option, choose_device
 from toolbox.figures import save_figure
-from toolbox.files import file_name
+from toolbox.files import file_name, same_file
 from train import RECIPES, updates_of
 
 MODULES = (
@@ -114,6 +115,15 @@ def check_results(args: argparse.Namespace, jobs: list[Job]) -> None:
                 )
 
 
+def check_own_folders(args: argparse.Namespace) -> None:
+    """ValueError when a GPU's results would come to stand among the CPU's, which the README shows."""
+    for option, own in (("results", RESULTS), ("pictures", PICTURES)):
+        if same_file(getattr(args, option), own):
+            raise ValueError(
+                f"--device {args.device.type}: --{option} {own.name} holds the CPU's; name another folder"
+            )
+
+
 # ------------------------------------------------------------------------------------------------ running
 
 
@@ -137,7 +147,7 @@ def run_all(args: argparse.Namespace, jobs: list[Job]) -> None:
         path, spent = job.path(args.results), time.perf_counter() - start
         left = f"; about {minutes(spent / done * (total - done))} left in all" if done else ""
         say(f"[{number}/{len(todo)}] {path.stem}: {job.updates:,} updates{left}")
-        train_variant(job.variant, job.run, args.results, args.again, say)
+        train_variant(job.variant, job.run, args.results, args.again, say, args.device)
         say(f"  exact match on unseen strings {read_json(path)['exact_match']:.4f}")
         if job.variant.name not in measured_on:  # nothing needs its weights
             path.with_suffix(".pt").unlink(missing_ok=True)
@@ -163,7 +173,7 @@ def measure(args: argparse.Namespace, name: str) -> None:
         path = args.results / f"{name}-measured.json"
         if args.again or not path.exists():
             say(f"{name}: measuring")
-            write_json(path, exercise.measure())
+            write_json(path, exercise.measure(args.device))
         return
     for recipe, seed in seeds_of(args):
         run = run_of(RECIPE, recipe, seed, args.epochs)
@@ -175,7 +185,8 @@ def measure(args: argparse.Namespace, name: str) -> None:
 
 def load(args: argparse.Namespace, recipe: str, seed: int, variant: Variant) -> torch.nn.Module:
     """The trained model of a variant; trained now if its checkpoint is not there."""
-    return train_variant(variant, run_of(variant, recipe, seed, args.epochs), args.results)
+    run = run_of(variant, recipe, seed, args.epochs)
+    return train_variant(variant, run, args.results, device=args.device)
 
 
 # --------------------------------------------------------------------------------------- results and pictures
@@ -289,6 +300,7 @@ def build_parser() -> ArgumentParser:
     add("--seeds", type=seed_list, help="such as 0,1,2; if not given, 0 for chapter and 0,1,2 for fast")
     add("--epochs", type=integer(1, 1_000_000), help="instead of the recipe's, for a quick look")
     add("--again", action="store_true", help="run finished ones once more")
+    add_device_option(parser, default="cpu")
     add("--results", type=file_name, default=RESULTS, help="folder of the JSON files")
     add("--pictures", type=file_name, default=PICTURES, help="folder of the pictures")
     return parser
@@ -312,6 +324,9 @@ def parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, list[Job]]:
         for option in ("results", "pictures"):
             if not getattr(args, option).is_dir():
                 raise ValueError(f"--{option} {getattr(args, option)}: must be a folder that exists")
+        args.device = choose_device(args.device)
+        if args.device.type != "cpu" and not (args.list or args.table):
+            check_own_folders(args)
         jobs = all_jobs(args)
         if not (args.list or args.table):
             check_results(args, jobs)

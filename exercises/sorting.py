@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from exercises.common import RECIPE, Exercise, Variant, make_data
+from exercises.common import RECIPE, Exercise, Variant, device_of, make_data
 from exercises.pictures import WHAT, prefer
 from model import attention_weights
 from toolbox.figures import new_figure
@@ -33,6 +33,7 @@ def where_it_looks(model: torch.nn.Module, src: Tensor, tgt: Tensor) -> list[dic
     Mean of the heads, over rows that write a digit. `one_copy`: where the digit occurs several times,
     the largest weight as a share of that on all copies; `antidiagonal`: the weight on the opposite place.
     """
+    src, tgt = (ids.to(device_of(model)) for ids in (src, tgt))
     tgt_in, tgt_out = teacher_forcing(tgt)
     with evaluating(model):
         layers = attention_weights(model, src, tgt_in)["cross"]
@@ -44,7 +45,7 @@ def where_it_looks(model: torch.nn.Module, src: Tensor, tgt: Tensor) -> list[dic
     rows = tgt_out >= NUM_OFFSET
     copies = kinds[LOOKS[0]].sum(-1)
     length = (src >= NUM_OFFSET).sum(1)[:, None]
-    opposite = (length - 1 - torch.arange(tgt_out.size(1))).clamp(min=0)[:, :, None]
+    opposite = (length - 1 - torch.arange(tgt_out.size(1), device=src.device)).clamp(min=0)[:, :, None]
     results = []
     for weights in layers:
         mean = weights.mean(1)  # (B, Lt, Ls)

@@ -30,7 +30,7 @@ def encode(model: Transformer, src: Tensor) -> tuple[Tensor, Tensor]:
 
 def decode(model: Transformer, memory: Tensor, src_mask: Tensor, steps: int, use_cache: bool = True) -> None:
     """`steps` greedy tokens, one by one, as train.greedy_decode does it, without the encoder."""
-    tgt = torch.full((memory.size(0), 1), BOS_ID)
+    tgt = torch.full((memory.size(0), 1), BOS_ID, device=memory.device)
     cache = KVCache(model.settings["num_layers"]) if use_cache else None
     with evaluating(model):
         for _ in range(steps):
@@ -38,20 +38,20 @@ def decode(model: Transformer, memory: Tensor, src_mask: Tensor, steps: int, use
             tgt = torch.cat([tgt, logits[:, -1:].argmax(-1)], dim=1)
 
 
-def measure(load=None, run: dict | None = None) -> dict:
+def measure(device: torch.device) -> dict:
     """-> rows of source length, target length, and median milliseconds of every contender."""
-    model = endless_model(max(*LENGTHS, SHORT), "manual", torch.device("cpu"))
+    model = endless_model(max(*LENGTHS, SHORT), "manual", device)
     pairs = [("source", length, SHORT) for length in LENGTHS]
     pairs += [("target", SHORT, length) for length in LENGTHS]
     rows = []
     for grows, source, target in pairs:
         generator = torch.Generator().manual_seed(0)
-        src = torch.randint(10, (BATCH, source), generator=generator) + NUM_OFFSET
+        src = (torch.randint(10, (BATCH, source), generator=generator) + NUM_OFFSET).to(device)
         memory = encode(model, src)
         calls = {"encoder": partial(encode, model, src), "decoder": partial(decode, model, *memory, target)}
         if target <= WITHOUT_CACHE:
             calls["decoder, no KV cache"] = partial(decode, model, *memory, target, use_cache=False)
-        times = compare(calls, REPEATS, 1, torch.device("cpu"), f"source {source}, target {target}")
+        times = compare(calls, REPEATS, 1, device, f"source {source}, target {target}")
         medians = {name: found["median_ms"] for name, found in times.items()}
         rows.append(dict(grows=grows, source=source, target=target, ms=medians))
     return dict(batch=BATCH, threads=torch.get_num_threads(), torch=torch.__version__, rows=rows)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.torch_twin import TorchTransformer, copy_weights, model_pairs
-from exercises.common import RECIPE, Exercise, Variant, free_tokens, make_data, share
+from exercises.common import RECIPE, Exercise, Variant, device_of, free_tokens, make_data, share
 from exercises.pictures import WHAT
 from model import PAD_ID, Transformer
 from train import evaluating, loss_sum, make_model, teacher_forcing
@@ -12,7 +12,7 @@ from train import evaluating, loss_sum, make_model, teacher_forcing
 
 def twin(ours: Transformer) -> TorchTransformer:
     """The same model, weight by weight."""
-    theirs = TorchTransformer(ours.settings)
+    theirs = TorchTransformer(ours.settings).to(device_of(ours))
     copy_weights(model_pairs(ours, theirs))
     return theirs
 
@@ -28,7 +28,7 @@ def measure(load, run: dict) -> dict:
     """How far the twin of the trained model is from it: outputs, gradients, answers."""
     ours = load(RECIPE)
     theirs = twin(ours)
-    src, tgt = make_data(RECIPE, run).val
+    src, tgt = (ids.to(device_of(ours)) for ids in make_data(RECIPE, run).val)
     tgt_in = teacher_forcing(tgt)[0]
     with evaluating(ours), evaluating(theirs):
         output = (ours(src, tgt_in) - theirs(src, tgt_in))[tgt_in != PAD_ID].abs().max().item()

@@ -62,9 +62,9 @@ def whole(tiny, tmp_path_factory):
     (folder / "results").mkdir(), (folder / "pictures").mkdir()
     seen, steps, honest_train, honest_step = {}, [], run.train_variant, train.train_step
 
-    def train_variant(variant, *args):
+    def train_variant(variant, *args, **options):
         steps.clear()
-        model = honest_train(variant, *args)
+        model = honest_train(variant, *args, **options)
         seen.setdefault(variant.name, list(steps))
         return model
 
@@ -202,6 +202,66 @@ def test_positions():
     assert len(attend) == 6 and all(
         (function is positions.rotary_attention) == ("cross" not in name) for name, function in attend.items()
     )
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_no_variant_makes_a_tensor_on_the_wrong_device(name):
+    """On `meta`, which needs no hardware and mixes with nothing: in training, eval, and step by step."""
+    model = fresh(name).to("meta")
+    src, tgt = (ids.to("meta") for ids in strings_of_length(9, 3))
+    assert model.train()(src, tgt[:, :-1]).is_meta
+    common.lengthen(model)
+    src, tgt = (ids.to("meta") for ids in strings_of_length(14, 3))
+    with train.evaluating(model):
+        memory, src_mask = model.encode(src)
+        cache = KVCache(model.settings["num_layers"])
+        for i in range(3):
+            assert model.decode(tgt[:, i : i + 1], memory, src_mask, cache)[0].is_meta
+    assert all(tensor.is_meta for tensor in model.buffers())
+
+
+def test_measuring_makes_no_tensor_on_the_wrong_device():
+    model = fresh("recipe").to("meta")
+    src, _ = strings_of_length(9, 3)
+    parts = dot_products.score_parts(model, src.to("meta"))
+    assert all(part.is_meta for part in parts.values())
+    timing.decode(model, *timing.encode(model, src.to("meta")), 2)
+    assert torch_stacks.twin(model).out_proj.weight.is_meta
+
+
+@pytest.mark.parametrize("option", ["results", "pictures"])
+def test_a_gpus_results_do_not_come_to_stand_among_the_cpus(option, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "choose_device", lambda name: torch.device("cuda" if name != "cpu" else name))
+    other = "pictures" if option == "results" else "results"
+    for device in ("cuda", "auto"):
+        with pytest.raises(SystemExit) as ended:
+            run.main(["heads", "--device", device, f"--{other}", str(tmp_path)])
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and error.count("\n") == 1 and f"--device cuda: --{option}" in error
+    folders = [f"--{name}={tmp_path}" for name in ("results", "pictures")]
+    assert run.parse_args(["heads", "--device", "cuda", *folders])[0].device.type == "cuda"
+    assert run.parse_args(["heads", "--again"])[0].device == torch.device("cpu")  # unless asked for
+    assert run.main(["--list", "--device", "cuda"]) == 0  # only reads
+
+
+def test_the_device_reaches_training_and_measuring(tmp_path, monkeypatch):
+    seen, honest = [], run.train_variant
+
+    def train_variant(*args, **options):
+        seen.append(str([*args, *options.values()][-1]))
+        return honest(*args, **options)
+
+    def measure(device):
+        seen.append(str(device))
+        return {}
+
+    monkeypatch.setattr(run, "train_variant", train_variant)
+    monkeypatch.setattr(run, "choose_device", lambda name: torch.device("cpu", 0))
+    timed = run.EXERCISES["timing"]._replace(measure=measure, draw=None)
+    monkeypatch.setitem(run.EXERCISES, "timing", timed)
+    folders = [f"--{name}={tmp_path}" for name in ("results", "pictures")]
+    assert run.main(["causal_cross", "timing", "--recipe", "fast", "--seeds", "0", *folders]) == 0
+    assert len(seen) >= 5 and set(seen) == {"cpu:0"}
 
 
 def test_scores_of_rotated_queries_and_keys_depend_on_their_distance_alone():

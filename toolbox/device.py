@@ -8,9 +8,9 @@ import torch
 from toolbox.command_line import note
 
 
-def add_device_option(parser: argparse.ArgumentParser) -> None:
+def add_device_option(parser: argparse.ArgumentParser, default: str = "auto") -> None:
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda if there is one"
+        "--device", choices=("auto", "cpu", "cuda"), default=default, help="auto: cuda if there is one"
     )
 
 
