@@ -41,8 +41,8 @@ def attention(
 
 MEASURE = {
     "attention": attention,
-    "step": lambda device, precision: step_time.measure(device, precision=precision),
-    "decoding": lambda device, precision: decode_time.measure(device),
+    "step": lambda device, precision, **sizes: step_time.measure(device, precision=precision, **sizes),
+    "decoding": lambda device, precision, **sizes: decode_time.measure(device, **sizes),
     "memory": memory.measure,
     "recipes": recipes.measure,
 }

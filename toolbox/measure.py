@@ -60,11 +60,14 @@ def attempt(call: Callable[[], object]) -> object | None:
 # --------------------------------------------------------------------------------------------------- memory
 
 
-def traced(call: Callable[[], object], memory: bool = False) -> profile:
-    """PyTorch's record of what ran on the host during call(), with allocations if wanted."""
+def traced(call: Callable[[], object], memory: bool = False, gpu: bool = False) -> profile:
+    """PyTorch's record of what ran on the host during call(), if wanted with allocations, a GPU's kernels."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # some builds of torch announce each profile on stderr
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=memory) as trace:
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 1 + gpu]
+    with profile(activities=activities, profile_memory=memory) as trace:
         call()
+        if gpu:
+            torch.cuda.synchronize()
     return trace
 
 
