@@ -362,13 +362,18 @@ def test_the_head_start_covers_the_cache_and_is_given_back():
     assert toolbox.measure.FILLS * 2**28 >= 2**32  # bytes: 1 ms at 4 TB/s
 
 
-@pytest.mark.parametrize("device, warm", [("cuda", 17), ("cpu", 3)])
-def test_a_gpu_is_warmed_up_by_time(fake_cuda, monkeypatch, device, warm):
-    """By rounds of 0.03 s each until half a second has passed; on the CPU by as many as asked for."""
+@pytest.mark.parametrize(
+    "device, head_start, warm", [("cuda", True, 17), ("cuda", False, 3), ("cpu", True, 3)]
+)
+def test_a_gpu_is_warmed_up_by_time(fake_cuda, monkeypatch, device, head_start, warm):
+    """By rounds of 0.03 s each until half a second has passed; otherwise by as many as asked for.
+
+    benchmarks.joey has a batch for each call, and none to spare.
+    """
     calls = []
     monkeypatch.setattr(toolbox.measure.time, "perf_counter", lambda: 0.03 * len(calls))
     times = toolbox.measure.take_turns(
-        {"a": lambda: calls.append(1)}, lambda: None, 4, 3, torch.device(device), ""
+        {"a": lambda: calls.append(1)}, lambda: None, 4, 3, torch.device(device), "", head_start
     )
     assert len(times["a"]) == 4 and len(calls) == warm + 4
 

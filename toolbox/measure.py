@@ -149,8 +149,8 @@ def take_turns(
     """Milliseconds of `repeats` calls per contender, after `warmup` that do not count; see `milliseconds`.
 
     The contenders alternate and each round turns the order round (A B, B A, A B ...): a machine that slows
-    down slows all alike. One that runs out of memory drops out and is missing from the result. On a GPU the
-    warm-up goes on for WARM_UP seconds.
+    down slows all alike. One that runs out of memory drops out and is missing from the result. With a head
+    start a GPU's warm-up goes on for WARM_UP seconds; without, every call is made exactly as often as asked.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     number, began = 0, time.perf_counter()
@@ -164,8 +164,8 @@ def take_turns(
             elif number >= warmup:
                 times[name].append(elapsed)
         number += 1
-        if number == warmup and device.type == "cuda" and time.perf_counter() - began < WARM_UP:
-            warmup += 1
+        resting = head_start and device.type == "cuda" and time.perf_counter() - began < WARM_UP
+        warmup += number == warmup and resting  # one more round that does not count
     show_progress("")
     return times
 
