@@ -56,6 +56,16 @@ def test_a_gpu_that_fails_at_its_first_kernel(gpu, error, words, capsys):
     assert "\n" not in str(refused.value)
 
 
+def test_a_kernel_that_fails_behind_pythons_back_is_waited_for(gpu, monkeypatch, capsys):
+    """A GPU reports its error when something waits for it, not when the kernel is launched."""
+
+    def late(tensor):
+        raise RuntimeError(OLD)
+
+    monkeypatch.setattr(torch.Tensor, "item", late)
+    assert choose_device("auto").type == "cpu" and "no kernel image" in capsys.readouterr().err
+
+
 def test_auto_goes_on_where_the_gpu_fails(gpu, tmp_path, capsys):
     """The whole of train.py, as with a GTX 10xx: no traceback, and a model of the CPU."""
     gpu["error"] = RuntimeError(OLD)
