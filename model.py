@@ -445,15 +445,27 @@ def fused_attention(
 ) -> tuple[Tensor, None]:
     """`scaled_dot_product_attention` by PyTorch's fused kernel, which has no weights to return.
 
-    `mask` may also be what `additive_mask` made of it. A row with all keys masked comes out as 0. ValueError
-    when k and v differ in length: the kernel would not notice. Source: Dao et al. 2022 (FlashAttention).
+    A row with all keys masked comes out as 0. TypeError when the mask is not bool; ValueError when k and v
+    differ in length: the kernel would not notice. Source: Dao et al. 2022 (FlashAttention).
     """
+    keep = None if mask is None else ~mask  # SDPA's bool masks have the opposite sense: True = may be seen
+    return sdpa_attention(q, k, v, keep, drop)
+
+
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, drop: nn.Dropout | None):
+    """`fused_attention` whose mask is already as SDPA takes it."""
     if k.size(-2) != v.size(-2):
         raise ValueError(f"{k.size(-2)} keys and {v.size(-2)} values: must be equally many")
     dropout = drop.p if drop is not None and drop.training else 0.0
-    if mask is not None and mask.dtype == torch.bool:
-        mask = ~mask  # SDPA's bool masks have the opposite sense: True = may be seen
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout), None
+
+
+def layer_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, drop: nn.Dropout | None = None
+) -> tuple[Tensor, None]:
+    """`fused_attention` in a layer, whose mask may also be what `additive_mask` made of it."""
+    added = mask is not None and mask.is_floating_point()
+    return (sdpa_attention if added else fused_attention)(q, k, v, mask, drop)
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -468,14 +480,14 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class FusedEncoder(Encoder):
-    """`Encoder` whose layers all use `fused_attention`: the mask is converted once."""
+    """`Encoder` whose layers all use `layer_attention`: the mask is converted once."""
 
     def forward(self, src: Tensor, pad_mask: Tensor) -> tuple[Tensor, list]:
         return super().forward(src, additive_mask(pad_mask, self.embed.emb.weight.dtype))
 
 
 class FusedDecoder(Decoder):
-    """`Decoder` whose layers all use `fused_attention`: the masks are converted once."""
+    """`Decoder` whose layers all use `layer_attention`: the masks are converted once."""
 
     def forward(
         self, tgt_in: Tensor, memory: Tensor, self_mask: Tensor, cross_mask: Tensor, cache=None
@@ -511,7 +523,7 @@ class PostNormDecoderLayer(DecoderLayer):
         return x, self_weights, cross_weights
 
 
-ATTENTION = {"manual": scaled_dot_product_attention, "sdpa": fused_attention}
+ATTENTION = {"manual": scaled_dot_product_attention, "sdpa": layer_attention}
 ACTIVATION = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 

@@ -12,7 +12,7 @@ from model import (
     SelfAttentionCache,
     Transformer,
     attention_weights,
-    fused_attention,
+    layer_attention,
     make_causal_mask,
     make_padding_mask,
 )
@@ -101,6 +101,13 @@ def test_cudnn_attention_is_off_wherever_sdpa_is_chosen(attention, left_on):
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
+def test_a_layer_of_an_sdpa_model_takes_bool_masks_too():
+    models, mask = both_attentions(), torch.rand(4, 1, 1, 6) < 0.3
+    x = torch.randn(4, 6, models[0].settings["d_model"])
+    by_hand, fused = (model.encoder.layers[0](x, mask)[0] for model in models)
+    assert same(fused, by_hand) and not same(fused, models[1].encoder.layers[0](x, ~mask)[0])
+
+
 def test_an_sdpa_model_makes_nothing_on_the_cpu():
     model = small_model(attention="sdpa").to("meta")
     src, tgt = (ids.to("meta") for ids in padded_batch())
@@ -144,7 +151,7 @@ def test_weights_can_be_had_from_an_sdpa_model_and_it_stays_one():
         assert all(same(a, b) for a, b in zip(expected[kind], got[kind], strict=True))
     with pytest.raises(ValueError, match="length 20"):
         attention_weights(sdpa, random_ids(1, 20), tgt[:1])
-    assert {m.attend for m in sdpa.modules() if isinstance(m, MultiHeadAttention)} == {fused_attention}
+    assert {m.attend for m in sdpa.modules() if isinstance(m, MultiHeadAttention)} == {layer_attention}
     assert sdpa.decode(tgt, *sdpa.encode(src))[1] == [None, None]
 
 
