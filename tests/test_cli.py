@@ -1,6 +1,8 @@
 """The scripts as a person runs them: other folders, pipes, bad options, strict warnings."""
 
+import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,11 @@ import pytest
 from processes import ENCODING, ROOT, STRICT, own_warnings, run_python
 
 SCRIPTS = ["train.py", "viz.py", "mha_vs_sdpa.py"]
+COMMANDS = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("[a-z]*/*.py")))
+    if path.parent.name != "tests" and "run_script(main)" in path.read_text(encoding="utf-8")
+]
 
 
 def assert_one_line_error(process, *words):
@@ -37,6 +44,19 @@ def test_help_shows_every_default(script, tmp_path):
     options = [line for line in process.stdout.splitlines() if line.strip().startswith("--")]
     assert len(options) >= 8 and process.stdout.count("(default:") >= 6
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_every_option(name, capsys):
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"needs {error.name}")
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    options = re.split(r"\n(?=  -)", capsys.readouterr().out.partition("options:\n")[2])
+    assert len(options) >= 2  # --help itself and another
+    assert [option for option in options if not re.search(r"\S( {2,}|\n +)\S", option.strip())] == []
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

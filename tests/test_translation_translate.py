@@ -110,6 +110,22 @@ def test_progress_counts_the_lines_done(run, lines):
     assert heard == [0, 4, 8]
 
 
+def test_an_output_without_end_stops_at_the_limit_of_its_own_source(run, lines, monkeypatch):
+    model, tokenizer, _ = load_translator(run)
+    decode, longest = model.decode, model.settings["max_len"]
+
+    def endless(*args):
+        logits, weights = decode(*args)
+        return logits.index_fill(-1, torch.tensor(EOS_ID), -torch.inf), weights
+
+    sources = [lines[0], "Ein", "Hund " * longest]
+    limits = [min(2 * len(tokenizer.encode(line)[: longest - 2]) + 10, longest) for line in sources]
+    assert len(set(limits)) == 3 and max(limits) == longest
+    monkeypatch.setattr(model, "decode", endless)
+    monkeypatch.setattr(tokenizer, "decode", len)
+    assert translate_lines(model, tokenizer, sources) == limits
+
+
 # -------------------------------------------------------------------------------------------------- command
 
 

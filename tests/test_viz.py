@@ -15,7 +15,7 @@ from processes import ROOT, STRICT, run_python
 import viz
 from model import Transformer, attention_weights
 from toolbox.command_line import shorten
-from toolbox.heatmap import smallest_row_maximum
+from toolbox.heatmap import measures, say_grid, smallest_row_maximum
 from train import BOS_ID, EOS_ID, NUM_OFFSET, encode_digits, greedy_decode, save_checkpoint
 
 SIZES = dict(d_model=8, num_heads=2, dff=8, num_layers=3, max_len=14, dropout=0.5)
@@ -139,6 +139,15 @@ def test_smallest_row_maximum():
 
 
 # -------------------------------------------------------------------------------------------------- pictures
+
+
+def test_printed_rows_layers_and_heads_count_from_1(capsys):
+    weights = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
+    expected = "smallest row maximum 0.60 (row 2, token b, looks at y)"
+    assert measures(weights, ["a", "b"], ["x", "y"]) == expected
+    say_grid(torch.arange(4.0).view(2, 2, 1, 1), lambda one: f"{one.item():.0f}")
+    expected = ["layer 1, head 1: 0", "layer 1, head 2: 1", "layer 2, head 1: 2", "layer 2, head 2: 3"]
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_hot_cells_are_where_they_belong(tmp_path):
