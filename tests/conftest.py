@@ -6,6 +6,11 @@ import signal
 import pytest
 import torch
 from browser import CHROMIUM, Browser
+from torch.overrides import TorchFunctionMode
+
+FACTORIES = {
+    getattr(torch, name) for name in "arange as_tensor empty eye full ones rand randn tensor zeros".split()
+}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -18,6 +23,22 @@ def one_thread():
 def ctrl_c_works():
     """A job in the background is started with Ctrl-C ignored, and so are its children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class EveryDeviceGiven(TorchFunctionMode):
+    """Within: a tensor made without saying where is an error. On a GPU it would lie on the CPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in FACTORIES:
+            assert (kwargs or {}).get("device") is not None, f"torch.{func.__name__} without a device"
+        return func(*args, **kwargs or {})
+
+
+@pytest.fixture
+def every_device_given():
+    with pytest.raises(AssertionError, match="torch.zeros without a device"), EveryDeviceGiven():
+        torch.zeros(1)
+    return EveryDeviceGiven
 
 
 @pytest.fixture(scope="session")

@@ -291,6 +291,18 @@ def test_bf16_autocast_trains_with_fp32_weights():
     assert all(p.dtype == torch.float32 and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
+@pytest.mark.parametrize("attention", ["manual", "sdpa"])
+def test_no_tensor_is_made_on_a_device_of_its_own(attention, every_device_given):
+    """But for the random numbers of `Dropout` on the CPU: here it is off."""
+    model, (src, tgt) = small_model(attention=attention, max_len=SEQ_LEN), make_dataset(8, 0)
+    state = optimizer_for(model)
+    train_epoch(model, *state, src, tgt, 4, "fp32")  # Adam makes its own state now
+    with every_device_given():
+        train_epoch(model, *state, src, tgt, 4, "bf16", 0.1)
+        for use_cache in (True, False):
+            greedy_decode(model, src, use_cache=use_cache)
+
+
 # ------------------------------------------------------------------------------------------------- decoding
 
 

@@ -176,6 +176,13 @@ def test_beam_one_is_greedy(trained):
     assert len({tuple(ids) for ids in greedy}) > 50
 
 
+def test_no_tensor_is_made_on_a_device_of_its_own(trained, every_device_given):
+    (src, _), limits = make_dataset(10, 5), torch.arange(1, 11)
+    with every_device_given():
+        beam_search(trained, src, beam=3)
+        beam_search(trained, src, beam=3, max_len=limits)
+
+
 def test_wider_beams_find_better_scores(trained):
     src, _ = make_dataset(50, 5)
     scores = [[found.score for found in beam_search(trained, src, beam, alpha=0.0)] for beam in (1, 8)]
