@@ -25,6 +25,7 @@ def test_without_a_gpu_one_line_and_status_2(monkeypatch, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_dry_run_goes_through_every_part_and_writes_after_each(tmp_path, monkeypatch, capsys):
     path, written, honest = tmp_path / "a.json", [], gpu_check.write_text
 

@@ -81,6 +81,7 @@ def test_the_page_holds_a_trained_model():
     assert DATA["models"][0]["parameters"] == sum(p.numel() for p in MODEL.parameters())
 
 
+@pytest.mark.slow
 def test_figures_of_the_page_are_its_models():
     """Measured again, all but most of the heads; a string more or less is another machine's rounding."""
     for described, model, faults, names in (

@@ -108,6 +108,7 @@ def test_only_the_first_process_prints_and_writes(pair):
     assert len(read(out / "last.pt")["rng"]) == 2
 
 
+@pytest.mark.slow
 def test_two_processes_resume_in_mid_epoch_to_the_bit(tmp_path):
     """Dropout is on, so both processes' random state must come back. Both die in their eighth update."""
     options = [*TINY, "--dropout", "0.2", "--max-tokens", "200", "--epochs", "2", "--save-every", "3"]
