@@ -179,7 +179,7 @@ def test_vocabulary_size_exact_smaller_for_little_text_refused_when_impossible(t
     assert tokenizer.vocab_size == 600
     assert 260 < Tokenizer.train(["ein Hund", "a dog"], 8000).vocab_size < 300
     for lines, size, words in (
-        (["ein Hund"], 100, "vocab_size=100"),
+        (["ein Hund"], 100, "vocab_size=100: must be about 267 or more, .* the 7 characters of the text"),
         ([], 8000, "no text"),
         ([" "], 9, "no text"),
     ):
@@ -431,6 +431,13 @@ def test_ranks_share_every_index_once_in_equally_many_batches(world_size, shuffl
         assert {len(b) for b in batches} == {len(ranks[0])} and len(ranks[0]) > 0
         assert sorted(i for own in batches for b in own for i in b) == list(range(101))
         assert all(within(b, lengths, 300) for own in batches for b in own)
+
+
+def test_targets_go_up_and_down_in_turn():
+    """So that neither side's length jumps between one batch and the next."""
+    lengths = [(4, 9), (2, 5), (3, 9), (2, 9), (4, 5), (3, 5)]
+    batches = list(TransformerBatchSampler(lengths, max_tokens=9, shuffle=False))
+    assert [lengths[i] for (i,) in batches] == [(2, 9), (2, 5), (3, 5), (3, 9), (4, 9), (4, 5)]
 
 
 def test_without_shuffle_the_same_batches_in_order_of_length():
