@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -221,6 +222,19 @@ def test_peak_bytes_of_known_cases():
 
 def test_peak_bytes_is_unknown_rather_than_zero_without_a_record():
     assert peak_bytes(lambda: None, CPU) is None
+
+
+def test_changes_of_one_moment_stay_in_their_order(monkeypatch):
+    """The trace may list moments in any order, but those of one clock tick happened as they stand there."""
+
+    class Trace:
+        def export_chrome_trace(self, path):
+            changes = [(2, -300), (1, 200), (1, 100), (1, -100), (2, 50)]
+            events = [dict(name="[memory]", ts=ts, args=dict(Bytes=size)) for ts, size in changes]
+            Path(path).write_text(json.dumps(dict(traceEvents=events)), encoding="utf-8")
+
+    monkeypatch.setattr(toolbox.measure, "traced", lambda call, memory: Trace())
+    assert peak_bytes(lambda: None, CPU) == 300
 
 
 def test_peak_memory_depends_neither_on_order_nor_on_company(mha, monkeypatch):
