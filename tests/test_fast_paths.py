@@ -115,6 +115,20 @@ def test_an_sdpa_model_makes_nothing_on_the_cpu():
     assert model.half()(src, tgt).dtype == torch.float16
 
 
+@pytest.mark.parametrize("attention", ["manual", "sdpa"])
+def test_weights_for_drawing_are_0_where_nothing_may_be_seen(attention):
+    model, (src, tgt) = small_model(attention=attention), padded_batch()
+    masks = {
+        "encoder": make_padding_mask(src),
+        "decoder": make_padding_mask(tgt) | make_causal_mask(tgt.size(1), tgt.device),
+        "cross": make_padding_mask(src),
+    }
+    for kind, layers in attention_weights(model, src, tgt).items():
+        for weights in layers:
+            hidden = masks[kind].expand_as(weights)
+            assert (weights[hidden] == 0).all() and (weights[~hidden] > 0).all(), kind
+
+
 def test_sdpa_really_runs_and_never_through_is_causal(monkeypatch):
     calls, plain = [], F.scaled_dot_product_attention
 
