@@ -530,7 +530,7 @@ ACTIVATION = {"gelu": nn.GELU, "relu": nn.ReLU}
 def check_settings(
     src_vocab: int, tgt_vocab: int, d_model: int, num_heads: int, dff: int, num_layers: int, max_len: int,
     dropout: float, attention: str = "manual", norm_first: bool = True, activation: str = "gelu",
-    share_embeddings: bool = False,
+    share_embeddings: bool = False, tie_output: bool = False,
 ) -> dict:  # fmt: skip
     """A Transformer's arguments and options -> all of them as a plain dict.
 
@@ -539,10 +539,11 @@ def check_settings(
     activation     of the feed-forward part, "gelu" or "relu"
     share_embeddings  one matrix for source, target and output (Press & Wolf 2017). Its PAD row is then
                    trained, as an output that is never right
+    tie_output     the same for target and output alone; the source keeps a matrix of its own
 
     ValueError, naming the argument, for a size below 1, a dropout outside [0, 1), heads that do not divide
-    d_model, an unknown attention or activation, a norm_first or share_embeddings that is no bool, or shared
-    embeddings of two vocabulary sizes.
+    d_model, an unknown attention or activation, a norm_first, share_embeddings or tie_output that is no
+    bool, or shared embeddings of two vocabulary sizes.
     """
     sizes = dict(src_vocab=src_vocab, tgt_vocab=tgt_vocab, d_model=d_model, num_heads=num_heads, dff=dff,
                  num_layers=num_layers, max_len=max_len)  # fmt: skip
@@ -554,15 +555,13 @@ def check_settings(
     for name, value, legal in (("attention", attention, ATTENTION), ("activation", activation, ACTIVATION)):
         if value not in legal:
             raise ValueError(f"{name}={value!r}: must be one of {', '.join(legal)}")
-    for name, value in (("norm_first", norm_first), ("share_embeddings", share_embeddings)):
+    switches = dict(share_embeddings=share_embeddings, tie_output=tie_output, norm_first=norm_first)
+    for name, value in switches.items():
         if not isinstance(value, bool):  # "post" would count as True
             raise ValueError(f"{name}={value!r}: must be True or False")
     if share_embeddings and src_vocab != tgt_vocab:
         raise ValueError(f"share_embeddings: src_vocab={src_vocab} and tgt_vocab={tgt_vocab} must be equal")
-    return sizes | dict(
-        dropout=dropout, attention=attention, share_embeddings=share_embeddings, norm_first=norm_first,
-        activation=activation,
-    )  # fmt: skip
+    return sizes | dict(dropout=dropout, attention=attention) | switches | dict(activation=activation)
 
 
 def apply_options(model: Transformer) -> None:
@@ -585,8 +584,10 @@ def apply_options(model: Transformer) -> None:
             for layer in stack.layers:
                 layer.__class__ = kind  # the same parts, called in another order
             stack.ln_final = nn.Identity()  # each layer ends in a norm of its own
-    if settings["share_embeddings"]:  # by now Xavier has been applied and cannot overwrite the embeddings
-        model.decoder.embed.emb.weight = model.out_proj.weight = model.encoder.embed.emb.weight
+    if settings["share_embeddings"]:
+        model.decoder.embed.emb.weight = model.encoder.embed.emb.weight
+    if settings["share_embeddings"] or settings["tie_output"]:  # Xavier, applied above, cannot overwrite it
+        model.out_proj.weight = model.decoder.embed.emb.weight
         # With one matrix the logit of the token just read starts too high: its own vector is still in x.
         # Half the gain of the last norm keeps the first loss near log(tgt_vocab).
         last = model.decoder.ln_final if settings["norm_first"] else model.decoder.layers[-1].ln3

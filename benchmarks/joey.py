@@ -103,7 +103,8 @@ def build_peer(joey: ModuleType, settings: dict, tokenizer: Tokenizer) -> nn.Mod
         embeddings=dict(embedding_dim=settings["d_model"], scale=True, dropout=settings["dropout"]),
     )
     shared = settings["share_embeddings"]
-    options = dict(encoder=side, decoder=side, tied_embeddings=shared, tied_softmax=shared)
+    tied = shared or settings["tie_output"]
+    options = dict(encoder=side, decoder=side, tied_embeddings=shared, tied_softmax=tied)
     return joey.model.build_model(options, vocabulary, vocabulary)
 
 

@@ -64,6 +64,7 @@ def models(draw, vocab: int = VOCAB, max_len: int = MAX_LEN) -> Transformer:
         norm_first=draw(st.booleans()),
         activation=draw(st.sampled_from(["gelu", "relu"])),
         share_embeddings=draw(st.booleans()),
+        tie_output=draw(st.booleans()),
     )
     return random_model(draw(seeds), **options)
 

@@ -61,6 +61,7 @@ def random_model(vocab_size: int, **options) -> Transformer:
     [
         dict(norm_first=False, activation="relu", share_embeddings=True),
         dict(norm_first=True, activation="gelu", share_embeddings=False),
+        dict(norm_first=True, activation="relu", tie_output=True),
     ],
 )
 def test_with_our_weights_joeynmt_computes_the_same(package, text, tokenizer, options, capsys):

@@ -367,6 +367,7 @@ NO_ANSWER = {
     "mask: without batch and heads, tiles": (lambda: tiled(Q, Q, Q, noise(8, 8) > 0.5), "expanded size"),
     "cache: of another depth": (lambda: tiny().decode(TGT, *tiny().encode(SRC), KVCache(2)), "longer"),
     "norm_first: a word": (lambda: Transformer(13, 13, norm_first="post"), "norm_first='post'"),
+    "tie_output: a word": (lambda: Transformer(13, 13, tie_output="no"), "tie_output='no'"),
     "share_embeddings: a number": (lambda: Transformer(13, 13, share_embeddings=1), "share_embeddings=1"),
     "strings: fewer than none": (lambda: train.make_dataset(-1, 0), "n=-1"),
     "strings: shortened": (lambda: train.make_dataset(5, 0, -3), "extra_long=-3"),

@@ -316,7 +316,7 @@ def test_every_setting_changes_the_model():
     base = fingerprint()
     assert fingerprint() == base
     changes = dict(d_model=64, num_heads=2, dff=32, num_layers=1, max_len=20, dropout=0.5)
-    changes |= dict(norm_first=False, activation="relu", share_embeddings=True)
+    changes |= dict(norm_first=False, activation="relu", share_embeddings=True, tie_output=True)
     for name, value in changes.items():
         assert fingerprint(**{name: value}) != base, f"{name} goes nowhere"
 

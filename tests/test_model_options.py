@@ -24,13 +24,13 @@ from test_model import check_causality, check_source_padding, random_ids, same, 
 from train import loss_sum
 
 
+# Both ways for the output to take an embedding's matrix.
+SHARING = [dict(share_embeddings=True), dict(tie_output=True)]
+
+
 def test_the_chapters_model_is_the_default():
-    settings = small_model().settings
-    assert (settings["norm_first"], settings["activation"], settings["share_embeddings"]) == (
-        True,
-        "gelu",
-        False,
-    )
+    chapter = dict(norm_first=True, activation="gelu", share_embeddings=False, tie_output=False)
+    assert small_model().settings.items() >= chapter.items()
 
 
 def test_the_chapters_defaults():
@@ -46,7 +46,7 @@ def test_the_chapters_defaults():
 
 @pytest.mark.parametrize(
     "changes",
-    [dict(norm_first=False), dict(activation="relu"), dict(share_embeddings=True), dict(attention="sdpa")],
+    [dict(norm_first=False), dict(activation="relu"), dict(attention="sdpa"), *SHARING],
 )
 def test_no_option_lets_the_future_or_padding_through(changes):
     check_causality(small_model(**changes))
@@ -84,7 +84,10 @@ def test_relu_is_relu():
 
 @pytest.mark.parametrize(
     "option, value",
-    [("attention", "sdpa"), ("norm_first", False), ("activation", "relu"), ("share_embeddings", True)],
+    [
+        ("attention", "sdpa"), ("norm_first", False), ("activation", "relu"), ("share_embeddings", True),
+        ("tie_output", True),
+    ],  # fmt: skip
 )
 def test_settings_remember_every_option(option, value):
     """A checkpoint rebuilds the model from `settings`: an option lost there comes back as its default."""
@@ -131,6 +134,16 @@ def test_shared_embeddings_are_one_tensor_and_stay_one(tmp_path):
     )
 
 
+def test_a_tied_output_is_the_targets_matrix_and_leaves_the_source_its_own():
+    tied = Transformer(13, 20, d_model=32, tie_output=True)  # vocabularies may differ
+    assert tied.out_proj.weight is tied.decoder.embed.emb.weight
+    assert tied.encoder.embed.emb.weight.shape == (13, 32) and tied.out_proj.weight.shape == (20, 32)
+    equal = small_model(tie_output=True)
+    assert equal.encoder.embed.emb.weight is not equal.out_proj.weight
+    both = small_model(tie_output=True, share_embeddings=True)
+    assert is_one_tensor(both)
+
+
 def test_the_shared_tensor_is_counted_and_optimised_once():
     separate, shared = small_model(), small_model(share_embeddings=True)
     count = [sum(p.numel() for p in model.parameters()) for model in (separate, shared)]
@@ -146,20 +159,21 @@ def test_shared_embeddings_start_as_embeddings():
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("share", [{}, *SHARING])
 @pytest.mark.parametrize("vocab", [14, 8000])
 def test_the_first_loss_is_near_that_of_a_guess(vocab, share, norm_first):
     torch.manual_seed(0)
-    options = dict(share_embeddings=share, norm_first=norm_first, max_len=32)
+    options = dict(share, norm_first=norm_first, max_len=32)
     model = Transformer(vocab, vocab, **options).eval()
     src, tgt, gold = (torch.randint(3, vocab, (16, 30)) for _ in range(3))
     loss = F.cross_entropy(model(src, tgt).flatten(0, 1), gold.flatten()).item()
     assert math.log(vocab) - 0.5 < loss < math.log(vocab) + 1
 
 
+@pytest.mark.parametrize("share", SHARING)
 @pytest.mark.parametrize("norm_first, name", [(True, "decoder.ln_final"), (False, "decoder.layers.1.ln3")])
-def test_shared_embeddings_halve_the_gain_of_the_last_norm_only(norm_first, name):
-    model = small_model(share_embeddings=True, norm_first=norm_first)
+def test_shared_embeddings_halve_the_gain_of_the_last_norm_only(norm_first, name, share):
+    model = small_model(**share, norm_first=norm_first)
     norms = {n: module.weight for n, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
     assert (norms.pop(name) == 0.5).all() and all((gain == 1).all() for gain in norms.values())
 

@@ -16,16 +16,19 @@ from translation.distributed import own_device, started
 PRESETS = {
     "small": dict(  # for Multi30k's 29,000 pairs
         d_model=256, num_heads=8, dff=1024, num_layers=3, dropout=0.3, norm="pre",
+        share_embeddings=False, tie_output=True,
         warmup=400, lr_factor=0.5, cooldown=12, average=1,  # a mean gains nothing after a cooldown
         vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=36, bleu_every=4,
     ),
     "base": dict(  # Vaswani et al. 2017, table 3
         d_model=512, num_heads=8, dff=2048, num_layers=6, dropout=0.1, norm="post",
+        share_embeddings=True, tie_output=False,
         warmup=4000, lr_factor=1.0, cooldown=0, average=5,
         vocab_size=VOCAB_SIZE, max_tokens=4096, epochs=20, bleu_every=2,
     ),
     "sample": dict(  # what --sample takes: large enough to memorise 128 sentences
         d_model=128, num_heads=4, dff=256, num_layers=1, dropout=0.1, norm="post",
+        share_embeddings=True, tie_output=False,
         warmup=100, lr_factor=0.5, cooldown=0, average=5,
         vocab_size=800, max_tokens=512, epochs=40, bleu_every=10,
     ),
@@ -60,8 +63,10 @@ def build_parser() -> ArgumentParser:
     add("--dropout", type=number(0, 0.99), help="share of values set to 0")
     add("--norm", choices=("post", "pre"), help="LayerNorm after or before each sublayer")
     add("--activation", choices=ACTIVATION, default="relu", help="of the feed-forward part")
-    add("--share-embeddings", action=argparse.BooleanOptionalAction, default=True,
+    add("--share-embeddings", action=argparse.BooleanOptionalAction,
         help="source, target and output matrix are one")  # fmt: skip
+    add("--tie-output", action=argparse.BooleanOptionalAction,
+        help="target and output matrix are one, the source has its own")  # fmt: skip
     add("--attention", choices=("auto", *ATTENTION), default="auto", help="same result; sdpa: PyTorch's fused"
         " kernel; auto: that on a GPU, manual on the CPU, where it trains faster")  # fmt: skip
     add("--vocab-size", type=integer(1, 1_000_000), help="subword pieces, at most")

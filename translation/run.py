@@ -23,7 +23,9 @@ from translation.data import LangPairDataset, Tokenizer, TransformerBatchSampler
 from translation.distributed import from_all, parallel, rank, world_size
 from translation.prepare import load_split
 
-MODEL_OPTIONS = ("d_model", "num_heads", "dff", "num_layers", "dropout", "activation", "share_embeddings")
+MODEL_OPTIONS = (
+    "d_model", "num_heads", "dff", "num_layers", "dropout", "activation", "share_embeddings", "tie_output",
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- model and optimiser
@@ -281,10 +283,11 @@ class Run:
             f"{sizes[0]:,} training and {sizes[1]:,} validation pairs, {dropped} dropped; "
             f"{self.tokenizer.vocab_size:,} pieces"
         )
+        tied = "separate, but for target and output" if args.tie_output else "separate"
         self.log(
             f"model    {parameters:,} parameters: {args.num_layers}+{args.num_layers} layers, "
             f"d_model {args.d_model}, {args.num_heads} heads, dff {args.dff}, {args.norm}-norm, "
-            f"{args.activation}, embeddings {'shared' if args.share_embeddings else 'separate'}"
+            f"{args.activation}, embeddings {'shared' if args.share_embeddings else tied}"
         )
         self.log(
             f"train    {args.epochs} epochs x about {len(self.sampler):,} updates of at most "
