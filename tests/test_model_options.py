@@ -23,7 +23,6 @@ from model import (
 from test_model import check_causality, check_source_padding, random_ids, same, small_model, with_padding
 from train import loss_sum
 
-
 # Both ways for the output to take an embedding's matrix.
 SHARING = [dict(share_embeddings=True), dict(tie_output=True)]
 
@@ -85,7 +84,10 @@ def test_relu_is_relu():
 @pytest.mark.parametrize(
     "option, value",
     [
-        ("attention", "sdpa"), ("norm_first", False), ("activation", "relu"), ("share_embeddings", True),
+        ("attention", "sdpa"),
+        ("norm_first", False),
+        ("activation", "relu"),
+        ("share_embeddings", True),
         ("tie_output", True),
     ],  # fmt: skip
 )

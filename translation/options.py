@@ -18,25 +18,26 @@ PRESETS = {
         d_model=256, num_heads=8, dff=1024, num_layers=3, dropout=0.3, norm="pre",
         share_embeddings=False, tie_output=True,
         warmup=400, lr_factor=0.5, cooldown=12, average=1,  # a mean gains nothing after a cooldown
-        vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=36, bleu_every=4,
+        vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=37, bleu_updates=100, bleu_every=4,
     ),
     "base": dict(  # Vaswani et al. 2017, table 3
         d_model=512, num_heads=8, dff=2048, num_layers=6, dropout=0.1, norm="post",
         share_embeddings=True, tie_output=False,
         warmup=4000, lr_factor=1.0, cooldown=0, average=5,
-        vocab_size=VOCAB_SIZE, max_tokens=4096, epochs=20, bleu_every=2,
+        vocab_size=VOCAB_SIZE, max_tokens=4096, epochs=20, bleu_updates=0, bleu_every=2,
     ),
     "sample": dict(  # what --sample takes: large enough to memorise 128 sentences
         d_model=128, num_heads=4, dff=256, num_layers=1, dropout=0.1, norm="post",
         share_embeddings=True, tie_output=False,
         warmup=100, lr_factor=0.5, cooldown=0, average=5,
-        vocab_size=800, max_tokens=512, epochs=40, bleu_every=10,
+        vocab_size=800, max_tokens=512, epochs=40, bleu_updates=0, bleu_every=10,
     ),
 }
 # fmt: on
 NOT_KEPT = {"resume", "out", "device", "precision"}  # belong to one start of the script, not to the run
 OWN_FILES = ("tokenizer.model", "log.txt", "train.ids", "val.ids", "tensorboard")  # of a run, beside *.pt
-MAY_CHANGE = {"epochs", "cooldown", "bleu_every", "patience", "average", "save_every"}  # on --resume
+# On --resume:
+MAY_CHANGE = {"epochs", "cooldown", "bleu_updates", "bleu_every", "patience", "average", "save_every"}
 NEEDED = ("optimizer", "scheduler", "rng", "run", "epoch", "history", "position", "totals", "seconds", "text")
 
 
@@ -81,6 +82,8 @@ def build_parser() -> ArgumentParser:
     add("--warmup", type=integer(1), help="updates until the learning rate peaks")
     add("--lr-factor", type=number(0, 1000, open_start=True), help="times the Noam learning rate")
     add("--cooldown", type=integer(0), help="last epochs, in which the rate falls in a straight line to 0")
+    add("--bleu-updates", type=integer(0), help="of one last epoch, after the cooldown, which trains on"
+        " the BLEU of the model's own translations, too; 0: no such epoch")  # fmt: skip
     add("--smoothing", type=number(0, 0.99), default=0.1, help="label smoothing, in training only")
     add("--clip", type=number(0, 1e9, open_start=True), default=1.0, help="largest norm of a gradient")
     add("--bleu-every", type=integer(0), help="epochs from one validation BLEU to the next; 0: never")

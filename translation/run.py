@@ -28,6 +28,8 @@ MODEL_OPTIONS = (
 )  # fmt: skip
 
 
+BLEU_RATE = 0.25  # of the learning rate without a cooldown: that of the first of --bleu-updates
+
 # ---------------------------------------------------------------------------------------- model and optimiser
 
 
@@ -95,7 +97,7 @@ class Run:
 
     def __init__(self, args: argparse.Namespace, checkpoint: dict | None, hold: contextlib.ExitStack):
         self.args, self.device, self.stop = args, args.device, threading.Event()
-        if args.bleu_every:
+        if args.bleu_every or args.bleu_updates:
             need_sacrebleu()
         importlib.import_module("tqdm")  # what is missing shows now, with nothing written
         data = None if args.sample else args.data
@@ -115,7 +117,7 @@ class Run:
         self.sampler = TransformerBatchSampler(
             self.sets["train"].lengths, args.max_tokens, seed=args.seed, rank=rank(), world_size=world_size()
         )
-        self.cooldown: tuple[int, int] | None = None  # its first update and how many it has
+        self.cooldown: tuple[int, int, int] | None = None  # first update, how many, --bleu-updates
         self.optimizer, self.scheduler = make_optimizer(
             self.model, args.warmup, args.lr_factor, lambda step: self.rate_left(step)
         )
@@ -163,25 +165,38 @@ class Run:
         self.optimizer.param_groups[0]["lr"], self.scheduler._last_lr = lr, [lr]
 
     def rate_left(self, step: int) -> float:
-        """The part of the learning rate that the cooldown leaves to an update, counted from 0."""
+        """The part of the learning rate that the cooldown leaves to an update, counted from 0.
+
+        The --bleu-updates after it begin anew, at BLEU_RATE, and end at 0 as well.
+        """
         if self.cooldown is None:
             return 1.0
-        first, count = self.cooldown
-        return min(1.0, max(0.0, (first + count - step) / count))
+        first, count, more = self.cooldown
+        left = first + count - step
+        if left <= 0 < left + more:
+            return BLEU_RATE * (left + more) / more
+        return min(1.0, max(0.0, left / max(1, count)))
+
+    @property
+    def on_bleu(self) -> bool:
+        """Is the epoch to come that of --bleu-updates?"""
+        return self.args.bleu_updates > 0 and self.epoch == self.args.epochs - 1
 
     def plan_cooldown(self) -> None:
         """Before each epoch: once the cooldown begins, find out how many updates it has.
 
         The number of batches differs from epoch to epoch, but seed and epoch alone decide it.
         """
-        epochs = self.args.epochs
-        first = epochs - min(self.args.cooldown, epochs)  # of its epochs, from 0
-        if self.cooldown is None and first <= self.epoch < epochs:
+        end = self.args.epochs - (self.args.bleu_updates > 0)
+        first = max(0, end - self.args.cooldown)  # of its epochs, from 0
+        if self.cooldown is None and first <= self.epoch < self.args.epochs:
             count = 0
-            for epoch in range(first, epochs):
+            for epoch in range(first, end):
                 self.sampler.set_epoch(epoch)
                 count += len(self.sampler)
-            self.cooldown = self.history[first - 1]["updates"] if first else 0, count
+            begin = self.history[first - 1]["updates"] if first else 0
+            self.sampler.set_epoch(end)
+            self.cooldown = begin, count, min(self.args.bleu_updates, len(self.sampler))
         self.sampler.set_epoch(self.epoch)
 
     def forget_average(self) -> None:

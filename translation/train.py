@@ -58,6 +58,7 @@ from translation.distributed import (
 )
 from translation.interrupt import Interrupted, catching_interrupt, check_stop
 from translation.options import build_parser, parse_args
+from translation.risk import WEIGHT, add_samples, advantage_loss, sentence_bleu
 from translation.run import Run, stale
 
 LOSS_CHUNK = 2**22  # logits the loss takes at a time: 16 MB, where a batch has 80
@@ -93,12 +94,17 @@ def train_step(
     """One update on a batch of `collate` -> float64 [2]: summed smoothed loss and real tokens; gradient norm.
 
     The loss is the mean over the batch's real tokens, those of all processes together; what comes back
-    counts them all too. The norm is taken before clipping to `clip`.
+    counts them all too. The norm is taken before clipping to `clip`. Rows that `add_samples` has added take
+    part by their advantage, and are not counted.
     """
     with torch.autocast(batch["src"].device.type, torch.bfloat16, enabled=precision == "bf16"):
         logits = model(batch["src"], batch["tgt_in"])
-    total, tokens = loss_sum(logits, batch["labels"], smoothing), (batch["labels"] != PAD_ID).sum()
+    labels, advantage = batch["labels"], batch.get("advantage")
+    pairs = len(labels) - (0 if advantage is None else len(advantage))
+    total, tokens = loss_sum(logits[:pairs], labels[:pairs], smoothing), (labels[:pairs] != PAD_ID).sum()
     counted = summed(torch.stack([total.detach().double(), tokens.double()]))
+    if advantage is not None:
+        total = total + WEIGHT * advantage_loss(logits[pairs:], labels[pairs:], advantage)
     optimizer.zero_grad(set_to_none=True)
     # `backward` takes the mean over the processes: times their number it is the sum. No tokens: 0, not 0 / 0.
     (total * world_size() / counted[1].float().clamp(min=1)).backward()
@@ -173,7 +179,8 @@ def train_epoch(run: Run, curves: Curves) -> None:
     args = run.args
     run.model.train()
     run.plan_cooldown()
-    batches = list(run.sampler)
+    reward = sentence_bleu(run.tokenizer) if run.on_bleu else None
+    batches = list(run.sampler)[: args.bleu_updates if run.on_bleu else None]
     curves.restart()
     label, hidden = f"epoch {run.epoch + 1}/{args.epochs}", rank() > 0 or not sys.stderr.isatty()
     place = dict(total=len(batches), initial=run.position)
@@ -184,6 +191,9 @@ def train_epoch(run: Run, curves: Curves) -> None:
     with contextlib.closing(todo):
         for _ in todo:
             lr = run.scheduler.get_last_lr()[0]
+            if reward:
+                with torch.autocast(run.device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+                    batch = add_samples(batch, run.model, reward)
             counted, norm = train_step(
                 run.parallel, run.optimizer, run.scheduler, batch, args.precision, args.smoothing, args.clip
             )
