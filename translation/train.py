@@ -58,7 +58,7 @@ from translation.distributed import (
 )
 from translation.interrupt import Interrupted, catching_interrupt, check_stop
 from translation.options import build_parser, parse_args
-from translation.risk import WEIGHT, add_samples, advantage_loss, sentence_bleu
+from translation.reinforce import WEIGHT, add_samples, advantage_loss, sentence_bleu
 from translation.run import Run, stale
 
 LOSS_CHUNK = 2**22  # logits the loss takes at a time: 16 MB, where a batch has 80
