@@ -130,7 +130,8 @@ def test_drawn_rows_stand_below_the_references(monkeypatch):
     drawn = torch.tensor(
         [[8, 2, 0, 0, 0], [8, 9, 3, 4, 2], [8, 2, 0, 0, 0], [5, 5, 5, 5, 5]] + 4 * [[6, 2, 0, 0, 0]]
     )
-    monkeypatch.setattr(reinforce, "sample", lambda *_: drawn)
+    asked = []
+    monkeypatch.setattr(reinforce, "sample", lambda *args: asked.append(args[2:4]) or drawn)
     heard = []
 
     def reward(ids, gold):
@@ -145,6 +146,7 @@ def test_drawn_rows_stand_below_the_references(monkeypatch):
         [1, 8, 0, 0, 0], [1, 8, 9, 3, 4], [1, 8, 0, 0, 0], [1, 5, 5, 5, 5],
     ]  # fmt: skip
     torch.testing.assert_close(batch["advantage"], torch.tensor([-0.1, 1 / 6, -0.1, 1 / 30]))
+    assert asked == [(4, 14)]  # four of each, with room for 10 tokens more than the longer reference has
     assert len(heard) == 4  # each translation of a source once
     assert ([8, 9, 3, 4, 2], [8, 9, 10, 2]) in heard  # the second source's four were all the same: left out
 
