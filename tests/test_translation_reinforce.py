@@ -219,6 +219,7 @@ def test_the_last_epoch_has_as_many_updates_as_asked_for_and_a_rate_of_its_own(t
     left = [1.0] * begin + [(end - s) / (end - begin) for s in range(begin, end)] + [0.25, 0.125]
     assert rates == pytest.approx([a * b for a, b in zip(noam, left, strict=True)])
     assert last["optimizer"]["param_groups"][0]["lr"] == 0
+    assert last["optimizer"]["state"][0]["step"] == 2  # Adam began anew
     same(read(tmp_path / "averaged.pt")["model"], last["model"])
 
 

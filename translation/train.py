@@ -180,6 +180,8 @@ def train_epoch(run: Run, curves: Curves) -> None:
     run.model.train()
     run.plan_cooldown()
     reward = sentence_bleu(run.tokenizer) if run.on_bleu else None
+    if reward and not run.position:
+        run.optimizer.state.clear()  # Adam's running means are those of another loss
     batches = list(run.sampler)[: args.bleu_updates if run.on_bleu else None]
     curves.restart()
     label, hidden = f"epoch {run.epoch + 1}/{args.epochs}", rank() > 0 or not sys.stderr.isatty()
