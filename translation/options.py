@@ -18,7 +18,7 @@ PRESETS = {
         d_model=256, num_heads=8, dff=1024, num_layers=3, dropout=0.3, norm="pre",
         share_embeddings=False, tie_output=True,
         warmup=400, lr_factor=0.5, cooldown=12, average=1,  # a mean gains nothing after a cooldown
-        vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=37, bleu_updates=100, bleu_every=4,
+        vocab_size=VOCAB_SIZE, max_tokens=2500, epochs=37, bleu_updates=60, bleu_every=4,
     ),
     "base": dict(  # Vaswani et al. 2017, table 3
         d_model=512, num_heads=8, dff=2048, num_layers=6, dropout=0.1, norm="post",

@@ -28,7 +28,7 @@ MODEL_OPTIONS = (
 )  # fmt: skip
 
 
-BLEU_RATE = 0.25  # of the learning rate without a cooldown: that of the first of --bleu-updates
+BLEU_RATE = 0.6  # of the learning rate without a cooldown: that of the first of --bleu-updates
 
 # ---------------------------------------------------------------------------------------- model and optimiser
 
