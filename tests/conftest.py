@@ -25,6 +25,17 @@ def ctrl_c_works():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def process_as_before():
+    """run_script sets up its process: here, that of all tests."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    precision = torch.get_float32_matmul_precision()
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    torch.set_float32_matmul_precision(precision)
+
+
 class EveryDeviceGiven(TorchFunctionMode):
     """Within: a tensor made without saying where is an error. On a GPU it would lie on the CPU."""
 

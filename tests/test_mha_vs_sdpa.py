@@ -104,7 +104,7 @@ def test_the_check_computes_without_tf32_and_the_rest_as_before(mha):
     assert seen == {"highest"} and torch.get_float32_matmul_precision() == "high"
 
 
-def test_run_script_allows_tf32():
+def test_run_script_allows_tf32(process_as_before):
     torch.set_float32_matmul_precision("highest")
     with pytest.raises(SystemExit) as ended:
         run_script(lambda: 5 if torch.get_float32_matmul_precision() == "high" else 1)

@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-import torch
+from processes import ROOT, run_python
 
 from toolbox.command_line import (
     MOST,
@@ -137,15 +137,6 @@ def test_streams_that_are_closed_are_opened(monkeypatch):
         stream.close()
 
 
-@pytest.fixture
-def process_as_before():
-    """run_script sets up its process: here, that of all tests."""
-    handler, precision = signal.getsignal(signal.SIGTERM), torch.get_float32_matmul_precision()
-    yield
-    signal.signal(signal.SIGTERM, handler)
-    torch.set_float32_matmul_precision(precision)
-
-
 def run(main, capsys):
     """run_script(main) -> the status it exits with, and what stood on stderr."""
     with pytest.raises(SystemExit) as end:
@@ -165,6 +156,27 @@ def test_how_a_program_ends(process_as_before, capsys):
     assert run(lambda: 2, capsys) == (2, "")
     assert run(interrupted, capsys) == (130, "\ninterrupted\n")
     assert run(terminated, capsys) == (130, "\ninterrupted\n")
+
+
+@pytest.mark.parametrize(
+    "number, before, main",
+    [
+        (signal.SIGINT, "default_int_handler", "lambda: print('done')"),
+        (signal.SIGINT, "SIG_IGN", "lambda: print('done')"),  # as under nohup
+        (signal.SIGTERM, "default_int_handler", "lambda: open('/no/such/file')"),
+    ],
+)
+def test_a_signal_while_python_ends(number, before, main):
+    program = f"""
+import atexit, os, signal
+from toolbox.command_line import run_script
+signal.signal(signal.SIGINT, signal.{before})
+atexit.register(lambda: os.kill(os.getpid(), {number:d}))
+run_script({main})
+"""
+    ran = run_python("-c", program, folder=ROOT)
+    assert "KeyboardInterrupt" not in ran.stderr
+    assert ran.returncode == (0 if before == "SIG_IGN" else -number)
 
 
 def test_a_file_that_cannot_be_opened_is_a_fault_of_the_program(process_as_before):

@@ -103,8 +103,13 @@ def run_script(main: Callable[[], int | None]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever asks us to end gets what Ctrl-C gets
     torch.set_float32_matmul_precision("high")  # TF32 matrix products where the GPU has them
     try:
-        status = main()
-        sys.stdout.flush()
+        try:
+            status = main()
+            sys.stdout.flush()
+        finally:  # Python itself takes a moment to end: a signal then ends it at once, without a traceback
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is signal.default_int_handler:  # nohup ignores SIGINT: so do we
+                    signal.signal(number, signal.SIG_DFL)
     except KeyboardInterrupt:
         note("\ninterrupted")
         status = 130
