@@ -20,7 +20,7 @@ COMMANDS = {
     "benchmarks": "benchmarks.run", "recipes": "benchmarks.recipes", "steps": "benchmarks.step_time",
     "decoding": "benchmarks.decode_time", "prepare": "translation.prepare", "learn": "translation.train",
     "translate": "translation.translate", "evaluate": "translation.evaluate",
-    "attention": "translation.attention", "unmasked": "page.unmasked",
+    "attention": "translation.attention", "breakdown": "translation.breakdown", "unmasked": "page.unmasked",
 }  # fmt: skip
 DIGITS = "9" * 400  # a number that fits nowhere
 
@@ -185,6 +185,14 @@ attention --checkpoint run --html a.html --out a.png Hallo | --html --out pictur
 attention --checkpoint run --layer 9 Hallo              | --layer 9 layers 1 to 1
 attention --checkpoint run --beam 101 Hallo             | --beam '101' at most 100
 attention --checkpoint run ""                           | sentence ''
+breakdown                                               | outputs required
+breakdown absent.txt --sample                           | absent.txt cannot be read
+breakdown folder --sample                               | folder cannot be read directory
+breakdown latin1.txt --sample                           | latin1.txt line 1 UTF-8
+breakdown in.txt --sample                               | outputs in.txt 1 lines test_2016_flickr 16
+breakdown in.txt --sample --split nonsense              | nonsense
+breakdown in.txt --data absent                          | absent/test_2016_flickr.de no such file
+breakdown in.txt --data text --src de --tgt de          | --src --tgt de must differ
 """
 ROWS = [tuple(part.strip() for part in line.split(" | ")) for line in TABLE.strip().splitlines()]
 
