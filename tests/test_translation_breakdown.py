@@ -53,7 +53,7 @@ def test_a_reference_word_is_found_where_the_same_sentence_has_it_and_as_often()
 
 def test_sentences_are_scored_in_their_own_group():
     references = ["the cat sat on the mat", "a man rides a red bicycle", "two dogs run in the snow"]
-    outputs = [references[0], "zzz qqq", "Two dogs run in the snow today"]
+    outputs = [references[0].title(), "zzz qqq", "Two dogs run in the snow today"]
     table = table_of_sentences("words", (0, 8), [1, 9, 20], outputs, references)
     found = {line[2:44].strip(): line[44:].split() for line in table[1:]}
     assert found["0 to 7"] == ["1", "100.00", "1.000"]
