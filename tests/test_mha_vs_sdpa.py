@@ -218,6 +218,8 @@ def test_peak_bytes_of_known_cases():
     assert peak_bytes(one_after_the_other, CPU) == 4_000_000
     assert peak_bytes(both_at_once, CPU) == 8_000_000
     assert peak_bytes(partial(torch.empty, 500, dtype=torch.float64), CPU) == 4_000
+    trace = toolbox.measure.traced(lambda: torch.ones(1000) * 2)  # memory was not asked for
+    assert trace.key_averages() and not any(event.self_cpu_memory_usage for event in trace.key_averages())
 
 
 def test_peak_bytes_is_unknown_rather_than_zero_without_a_record():

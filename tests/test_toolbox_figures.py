@@ -1,5 +1,7 @@
 """toolbox/figures.py: size and layout of a picture, and which endings there are."""
 
+from types import SimpleNamespace
+
 import matplotlib.image
 import pytest
 
@@ -20,6 +22,12 @@ def test_dots_an_inch_and_the_most_that_a_picture_has(tmp_path, monkeypatch):
 
     assert size(tmp_path / "a.png") == (400, 800)
     assert size(tmp_path / "b.PNG", dpi=50) == (100, 200)
+    saved = []
+    large = SimpleNamespace(
+        get_size_inches=lambda: (100, 150), savefig=lambda *_, dpi, **__: saved.append(dpi)
+    )
+    save_figure(large, tmp_path / "c.png")
+    assert 100 * 150 * saved[0] ** 2 == pytest.approx(60e6, rel=1e-9)
     monkeypatch.setattr(figures, "MOST_PIXELS", 5000)  # 25 dots an inch
     assert size(tmp_path / "c.png") == (50, 100)
     save_figure(new_figure(1, 1), None)
