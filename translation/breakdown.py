@@ -24,7 +24,7 @@ from toolbox.command_line import ArgumentParser, run_script, say
 from toolbox.files import file_name
 from translation.bleu import corpus_bleu, need_sacrebleu
 from translation.data import read_lines
-from translation.prepare import load_split
+from translation.prepare import add_language_options, check_languages, load_split
 from translation.translate import run_main
 
 COUNTS = (0, 1, 3, 10, 30, 100)  # the least of each group, of occurrences in training
@@ -54,7 +54,8 @@ def names(starts: Sequence[int]) -> list[str]:
 
 def rarest(line: str, known: Counter[str]) -> int:
     """How often the line's rarest word occurs in `known`. A line without a word: as the commonest word."""
-    return min((known[word] for word in words(line)), default=max(known.values(), default=0))
+    counts = [known[word] for word in words(line)]
+    return min(counts) if counts else max(known.values(), default=0)
 
 
 def table_of_sentences(
@@ -63,9 +64,10 @@ def table_of_sentences(
 ) -> list[str]:  # fmt: skip
     """One line for each group that the sentences' numbers fall into, and one for all: how many, BLEU -lc,
     and the number of the outputs' words as a share of the references'."""
-    rows: dict[str, list[int]] = {name: [] for name in names(starts)}
+    groups = names(starts)
+    rows: dict[str, list[int]] = {name: [] for name in groups}
     for row, number in enumerate(numbers):
-        rows[names(starts)[group(number, starts)]].append(row)
+        rows[groups[group(number, starts)]].append(row)
     rows["all"] = list(range(len(numbers)))
     lines = [f"{title:44}  sentences  BLEU -lc  length"]
     for name, chosen in rows.items():
@@ -98,8 +100,7 @@ def table_of_words(known: Counter[str], outputs: Sequence[str], references: Sequ
 def run(args: argparse.Namespace) -> None:
     """Print the three tables. ValueError, one line, where it cannot be done."""
     need_sacrebleu()
-    if args.src == args.tgt:
-        raise ValueError(f"--src and --tgt are both {args.src}: must differ")
+    check_languages(args)
     data = None if args.sample else args.data
     outputs = read_lines(args.outputs)
     sources, references = load_split(data, args.split, args.src, args.tgt)
@@ -129,8 +130,7 @@ def build_parser() -> ArgumentParser:
                       " plain or .gz")  # fmt: skip
     text.add_argument("--sample", action="store_true", help="the built-in pairs: splits train, val, test")
     add("--split", default="test_2016_flickr", help="what was translated: the start of the files' names")
-    add("--src", default="de", help="language translated from, the end of its files' names")
-    add("--tgt", default="en", help="language translated to")
+    add_language_options(parser)
     return parser
 
 

@@ -10,6 +10,7 @@ from toolbox.files import file_name
 from translation.checkpoint import read_run
 from translation.data import MAX_LENGTH, VOCAB_SIZE, is_cache
 from translation.distributed import own_device, started
+from translation.prepare import add_language_options, check_languages
 
 # The defaults of the options of the same names. Each line: model; learning rate; batches and length of run.
 # fmt: off
@@ -51,8 +52,7 @@ def build_parser() -> ArgumentParser:
     text.add_argument("--data", type=file_name, default="multi30k", help="folder with train.de, train.en,"
                       " val.de, val.en, plain or .gz")  # fmt: skip
     text.add_argument("--sample", action="store_true", help="the 160 built-in pairs, with --preset sample")
-    add("--src", default="de", help="language translated from, the end of its files' names")
-    add("--tgt", default="en", help="language translated to")
+    add_language_options(parser)
     add("--preset", choices=PRESETS, default="small", help="sets the defaults of sizes, learning rate,"
         " batches, epochs")  # fmt: skip
     add("--out", type=file_name, help="folder of the run; None: runs/PRESET")
@@ -130,8 +130,7 @@ def parse_args(parser: ArgumentParser, argv: list[str] | None) -> tuple[argparse
         raise ValueError(f"--out {out}: is a file; must be a folder, which may be missing")
     if (out / "tensorboard").exists() and not (out / "tensorboard").is_dir():
         raise ValueError(f"--out {out}: holds a file called tensorboard; it must be a folder, or not there")
-    if args.src == args.tgt:
-        raise ValueError(f"--src and --tgt are both {args.src}: must differ")
+    check_languages(args)
     args.run = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in NOT_KEPT}
     args.device = own_device(args.device)
     args.precision, args.why = choose_precision(args.precision, args.device)

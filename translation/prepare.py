@@ -149,6 +149,17 @@ def report(dataset: LangPairDataset, line_count: int, max_length: int) -> None:
     )
 
 
+def add_language_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--src", default="de", help="language translated from, the end of its files' names")
+    parser.add_argument("--tgt", default="en", help="language translated to")
+
+
+def check_languages(args: argparse.Namespace) -> None:
+    """ValueError where --src and --tgt name one language."""
+    if args.src == args.tgt:
+        raise ValueError(f"--src and --tgt are both {args.src}: must differ")
+
+
 def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="translation.prepare", description=__doc__)
     add, text = parser.add_argument, parser.add_mutually_exclusive_group()
@@ -156,8 +167,7 @@ def build_parser() -> ArgumentParser:
                       " ones are fetched")  # fmt: skip
     text.add_argument("--sample", action="store_true", help="use the 160 built-in pairs instead of --data")
     add("--own", action="store_true", help="use the files in --data as they are: nothing fetched or checked")
-    add("--src", default="de", help="language translated from, the end of its files' names")
-    add("--tgt", default="en", help="language translated to")
+    add_language_options(parser)
     add("--vocab-size", type=integer(1, 1_000_000), default=VOCAB_SIZE, help="subword pieces, at most")
     add(
         "--max-length",
@@ -178,8 +188,7 @@ def check_options(args: argparse.Namespace) -> None:
     """ValueError for what argparse cannot see."""
     if args.sample and args.own:
         raise ValueError("--own: cannot go with --sample, which reads no files")
-    if args.src == args.tgt:
-        raise ValueError(f"--src and --tgt are both {args.src}: must differ")
+    check_languages(args)
     if not args.own and {args.src, args.tgt} != {"de", "en"}:
         raise ValueError(f"--src {args.src} --tgt {args.tgt}: only de and en unless --own")
 
